@@ -1,0 +1,1 @@
+"""What a developer's day runs before anything is installed. Standard library only."""
