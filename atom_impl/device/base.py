@@ -1,0 +1,83 @@
+"""What a region graph needs of a device: a recording session, graphs in a pool, and who owns a tensor.
+
+A recorded graph reads the addresses it was recorded with. Everything here exists because an address that moved, a
+block that was freed, or work that ran outside the session gives wrong tokens with every functional test green.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+
+PoolHandle = Hashable
+
+
+class CaptureError(RuntimeError):
+    """Something that a GPU cannot record happened while a graph was recording; the message names the call site."""
+
+
+class Graph(Protocol):
+    """One recorded graph, with the call surface of `torch.cuda.CUDAGraph`."""
+
+    def capture_begin(self, pool: PoolHandle | None = None, capture_error_mode: str = "thread_local") -> None: ...
+    def capture_end(self) -> None: ...
+    def replay(self) -> None: ...
+    def reset(self) -> None: ...
+
+
+class Device(ABC):
+    """A device that records graphs. `region_graph` is written once against this class."""
+
+    #: "cuda" (NVIDIA and AMD alike, as torch names it) or "cpu"
+    type: str
+    torch_device: torch.device
+
+    @abstractmethod
+    def recording(self) -> AbstractContextManager[None]:
+        """One session on one stream: no garbage collection, no compile, deny rules on. Nesting raises
+        `CaptureError`.
+        """
+
+    def warming_up(self) -> AbstractContextManager[object]:
+        """Where the run before a recording happens: workspaces, handles and lazy kernels belong to a stream."""
+        return nullcontext()
+
+    @abstractmethod
+    def graph(self) -> Graph:
+        """A new, empty graph; only usable within `recording()`."""
+
+    @abstractmethod
+    def new_pool(self) -> PoolHandle:
+        """A memory pool that outlives every graph recorded into it."""
+
+    @abstractmethod
+    def allocating(self, pool: PoolHandle) -> AbstractContextManager[None]:
+        """Eager allocations on this thread land in `pool`. Used between captures for hand-off buffers."""
+
+    @abstractmethod
+    def owns(self, pool: PoolHandle, tensor: torch.Tensor) -> bool:
+        """Whether `tensor`'s storage lies in `pool`."""
+
+    @abstractmethod
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same elements without a share in the storage's lifetime. Only for tensors that a pool keeps in place."""
+
+    @abstractmethod
+    def node_count(self, graph: Graph) -> int:
+        """Operations in a recorded graph: kernels, copies and fills. Zero means that replaying it does nothing."""
+
+    @abstractmethod
+    def abort(self, graph: Graph) -> None:
+        """End a capture that failed; afterwards the graph replays nothing and the device is usable."""
+
+    @abstractmethod
+    def pool_bytes(self, pool: PoolHandle) -> int:
+        """Bytes that `pool` has taken from the machine."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until all submitted work is done."""

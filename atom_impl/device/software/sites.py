@@ -1,0 +1,22 @@
+"""Where in the user's code something happened.
+
+"An operation failed while capturing" sends people through thirty layers by hand; a file and a line do not.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+_INTERNAL = ("torch.", __package__ + ".", "contextlib", "importlib.")
+
+
+def call_site() -> str:
+    """`file:line in function` of the innermost frame outside torch and this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if not (module + ".").startswith(_INTERNAL):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "an unknown place"
