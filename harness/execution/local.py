@@ -1,0 +1,203 @@
+"""Executes units in worker processes on this machine, one at a time, so that nothing shares the device with a timing.
+
+One cell that took the whole sweep down with it lost a night. Whatever a worker does, each of its units ends in one
+record: measured, or crashed or hung with its phase, its stack and its last output.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from harness.errors import HarnessFault
+from harness.execution.process import WorkerProcess, how_it_ended
+from harness.execution.watchdog import PhaseTimer, dump_stacks, read_stacks
+from harness.job import BAD_JOB, Entered, Event, Finished, Measured, Started
+from harness.plan import Unit, batches
+from harness.profile import Profile
+from harness.records import Fate, LaneRecord, Phase
+from harness.soundness import plain
+from harness.store import unit_id
+from harness.verdicts import first_fate
+
+POLL_S = 0.2
+
+
+class Listener(Protocol):
+    """Whoever shows progress."""
+
+    def phase(self, unit: str, phase: Phase) -> None: ...
+    def recorded(self, record: LaneRecord) -> None: ...
+
+
+class LocalExecutor:
+    """Runs units and hands every record to `keep` as soon as it is certain. `executed` counts what it handed over."""
+
+    def __init__(
+        self, profile: Profile, device: str, logs: Path, keep: Callable[[LaneRecord], None], listener: Listener
+    ) -> None:
+        self.profile, self.device, self.logs = profile, device, logs
+        self._keep, self._listener = keep, listener
+        self.executed = 0
+        self._workers = len(list(logs.glob("worker-*.log")))  # a resumed run goes on counting
+
+    def run(self, units: Iterable[Unit]) -> None:
+        queue = deque(batches(units, self.profile.isolation))
+        while queue:
+            batch = queue.popleft()
+            before = self.executed
+            left = self._run_worker(batch)
+            if self.executed == before:
+                raise HarnessFault(
+                    f"a worker ended without an outcome for any of its units, the first was {batch[0].id}"
+                )
+            if left:
+                queue.appendleft(left)
+
+    def _run_worker(self, units: list[Unit]) -> list[Unit]:
+        """Run one worker to its end; returns the units that it did not come to."""
+        self._workers += 1
+        self.logs.mkdir(parents=True, exist_ok=True)
+        worker = WorkerProcess(units, self.profile, self.device, self.logs, self._workers)
+        watch = _Watch(worker, units, self.profile, self._listener)
+        try:
+            for record in watch.records():
+                self._keep(record)
+                self.executed += 1
+                self._listener.recorded(record)
+        finally:
+            worker.close()
+        return [unit for unit in units if unit.id not in watch.done]
+
+
+class _Watch:
+    """Follows one worker: turns its events into records, and its silence, its hang or its death into records too."""
+
+    def __init__(self, worker: WorkerProcess, units: list[Unit], profile: Profile, listener: Listener) -> None:
+        self.worker, self.listener = worker, listener
+        self.units = {unit.id: unit for unit in units}
+        self.done: set[str] = set()
+        self.timer = PhaseTimer(profile.time_limits)
+        self._running = units[0]  # a worker that dies at birth is charged to the first
+        self._started = ""
+        self._measured: LaneRecord | None = None
+        self._held: LaneRecord | None = None  # closed, and not certain until the next starts or the process ends
+
+    def records(self) -> Iterable[LaneRecord]:
+        worker = self.worker
+        while not worker.ended():
+            yield from self._take(worker.poll(POLL_S))
+            if self.timer.overdue and not worker.ended():
+                yield self._hung()
+                return
+        yield from self._take(worker.rest())
+        if worker.exit_code == BAD_JOB:
+            raise HarnessFault(f"a worker could not read its job: {worker.output.tail()}")
+        yield from self._last()
+
+    def _take(self, events: Iterable[Event]) -> Iterable[LaneRecord]:
+        for event in events:
+            match event:
+                case Started(unit, at):
+                    if self._held is not None:
+                        yield self._certain(self._held)
+                    self._held = None
+                    self._running, self._started, self._measured = self.units[unit], at, None
+                    self.timer.restart()
+                case Entered(unit, phase):
+                    self.timer.enter(phase)
+                    self.listener.phase(unit, phase)
+                case Measured(record):
+                    self._measured = record
+                case Finished(record):
+                    self._measured, self._held = None, self._with_output(record)
+                    self.timer.restart(Phase.TEARDOWN)
+
+    def _last(self) -> Iterable[LaneRecord]:
+        """The process is gone: well, in its exit, or in the middle of a unit."""
+        if self._held is not None:
+            if self.worker.exit_code == 0:
+                yield self._certain(self._held)
+            else:
+                yield self._died_closing(self._held, "after the cell was closed")
+        elif self._measured is not None:
+            yield self._died_closing(self._measured, "while closing the cell")
+        elif self._running.id not in self.done:
+            yield self._died()
+
+    def _with_output(self, record: LaneRecord) -> LaneRecord:
+        if record.fate not in (Fate.CRASHED, Fate.TEARDOWN_CRASHED):
+            return record
+        self.worker.output.read()  # what the unit printed was in the pipe before its last event
+        return msgspec.structs.replace(record, output_tail=self.worker.output.tail())
+
+    def _certain(self, record: LaneRecord) -> LaneRecord:
+        self.done.add(unit_id(record.cell, record.lane))
+        return record
+
+    def _died(self) -> LaneRecord:
+        ended = how_it_ended(self.worker.exit_code or 0)
+        reason = f"{ended} in phase {self.timer.phase.value}"
+        return self._certain(self._unfinished(Fate.CRASHED, reason, read_stacks(self.worker.stack_file)))
+
+    def _died_closing(self, record: LaneRecord, when: str) -> LaneRecord:
+        """What was measured stays in the record; a fate that is worse than a teardown crash stays too."""
+        reason = f"{how_it_ended(self.worker.exit_code or 0)} {when}"
+        if self.done:
+            reason += f"; this process had also executed {', '.join(sorted(self.done))}"
+        return self._certain(
+            _worse(
+                record, Fate.TEARDOWN_CRASHED, reason, self.worker.output.tail(), read_stacks(self.worker.stack_file)
+            )
+        )
+
+    def _hung(self) -> LaneRecord:
+        """Takes the stacks, then ends the worker."""
+        phase, limit_s = self.timer.phase, self.timer.limit_s
+        stack = dump_stacks(self.worker.pid, self.worker.stack_file)
+        self.worker.output.read()
+        reason = f"phase {phase.value} took longer than its limit of {limit_s:g} s"
+        record = self._held or self._measured
+        if record is not None:
+            return self._certain(_worse(record, Fate.HUNG, reason, self.worker.output.tail(), stack))
+        return self._certain(self._unfinished(Fate.HUNG, reason, stack))
+
+    def _unfinished(self, fate: Fate, reason: str, stack: str) -> LaneRecord:
+        unit, seconds = self._running, self.timer.seconds()
+        return LaneRecord(
+            cell=unit.cell.id,
+            axes=plain(unit.cell.as_dict()),
+            lane=unit.lane,
+            dtype=unit.dtype,
+            fate=fate,
+            phase=self.timer.phase,
+            reason=reason,
+            output_tail=self.worker.output.tail(),
+            stack=stack,
+            started=self._started,
+            seconds=round(sum(seconds.values()), 4),
+            phase_seconds=seconds,
+            peak_rss_mib=self.worker.peak_rss_mib,
+            worker=self.worker.pid,
+        )
+
+
+def _worse(record: LaneRecord, fate: Fate, reason: str, output_tail: str, stack: str) -> LaneRecord:
+    """`record` with one more thing that went wrong; the fate that comes first holds, and neither reason is lost."""
+    holds = first_fate([record.fate, fate])
+    if record.reason and holds is record.fate:
+        reason = f"{record.reason}; then {reason}"
+    elif record.reason:
+        reason = f"{reason}; before that {record.fate.value}: {record.reason}"
+    return msgspec.structs.replace(
+        record,
+        fate=holds,
+        phase=Phase.TEARDOWN,
+        reason=reason,
+        output_tail=output_tail,
+        stack="\n".join(filter(None, [record.stack, stack])),
+    )

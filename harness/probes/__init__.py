@@ -1,0 +1,41 @@
+"""Everything that is measured of one opened, captured cell."""
+
+from __future__ import annotations
+
+from harness.probes.audit import AuditProbe
+from harness.probes.base import Probe, ProbeContext, ProbeResult
+from harness.probes.counters import CountersProbe
+from harness.probes.dispatch import ClaimProbe, PlanProbe
+from harness.probes.latency import LatencyProbe
+from harness.probes.memory import MemoryProbe
+from harness.probes.numerics import NumericsProbe
+from harness.probes.trace import StepTrace
+from harness.records import Phase
+
+__all__ = ["ProbeContext", "ProbeResult", "measure"]
+
+
+def measure(context: ProbeContext) -> ProbeResult:
+    """Run every probe that the lane calls for, in order: plan, numerics, claims, counters, memory, latency,
+    audit.
+
+    The session must have captured. What an engine raises passes through: the worker records it with the phase it
+    happened in.
+    """
+    context.enter(Phase.REPLAY)
+    trace = StepTrace()
+    probes: list[Probe] = [
+        PlanProbe(),
+        NumericsProbe(trace),
+        ClaimProbe(trace),
+        CountersProbe(trace),
+        MemoryProbe(),
+    ]
+    if context.lane == "serving":
+        # The float32 lane judges arithmetic; its times are nobody's serving times.
+        probes.append(LatencyProbe())
+    probes.append(AuditProbe())  # last: a profiler leaves traces in what is timed after it
+    result = ProbeResult()
+    for probe in probes:
+        result.merge(probe.run(context))
+    return result

@@ -1,0 +1,165 @@
+"""What is kept of a run: versioned, frozen structs, one JSON object a line, append-only.
+
+The schema is a contract with everyone who reads results later. Fields are added with defaults and never change meaning.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+SCHEMA_VERSION = 1
+#: Bumped when a measurement means something else than before; figures of two protocols are never compared.
+PROTOCOL_VERSION = "1"
+
+
+class Phase(str, Enum):
+    """What a worker was doing; the last one reported says where a crash or a hang happened."""
+
+    START = "start"
+    IMPORT = "import"
+    BUILD = "build"
+    COMPILE = "compile"
+    WARMUP = "warm-up"
+    CAPTURE = "capture"
+    REPLAY = "replay"
+    TIMING = "timing"
+    TEARDOWN = "teardown"
+
+
+class Status(str, Enum):
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    REPORT = "report"  # a figure that gates nothing
+    NOT_APPLICABLE = "not-applicable"  # the gate says why in `message`
+
+
+class Fate(str, Enum):
+    """The fates in their order of precedence: a cell has the first that holds."""
+
+    WRONG = "wrong"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    TEARDOWN_CRASHED = "teardown-crashed"
+    DOWNGRADED = "downgraded"
+    SLOWER = "slower"
+    COST_CHANGED = "cost-changed"
+    INCONCLUSIVE = "inconclusive"
+    FASTER = "faster"
+    WAIVED = "waived"
+    MEASURED = "measured"
+    UNSUPPORTED = "unsupported"
+    UNFIT = "unfit"
+    NOT_RUN = "not-run"
+
+
+class GateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One gate of `measurement.md` or one exact counter, with the evidence that decided it.
+
+    `where` names the first wrong point as far as it is known: arm, step, bucket, row, tensor.
+    """
+
+    gate: str  # "G0" .. "G7", "counter.segments", "closed.copies", ...
+    status: Status
+    message: str  # one sentence a stranger understands
+    measured: float | None = None
+    threshold: float | None = None
+    where: str = ""
+    evidence: dict[str, Any] = {}
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds of one arm at one bucket: every sample in order, with its median and quartiles."""
+
+    arm: str
+    phase: str
+    batch: int
+    bucket: int
+    median_us: float
+    p25_us: float
+    p75_us: float
+    samples_us: list[float]
+
+
+class LaneRecord(msgspec.Struct, frozen=True, kw_only=True, tag="lane"):
+    """One cell in one dtype, run in one worker process. A cell is whole when all its lanes are in."""
+
+    schema: int = SCHEMA_VERSION
+    protocol: str = PROTOCOL_VERSION
+    cell: str  # Cell.id
+    axes: dict[str, Any]
+    lane: str  # "serving" or "float32"
+    dtype: str
+    fate: Fate  # MEASURED, WRONG, CRASHED, HUNG, TEARDOWN_CRASHED, DOWNGRADED, COST_CHANGED, UNSUPPORTED
+    phase: Phase
+    gates: list[GateResult] = []
+    latency: list[Latency] = []
+    counters: dict[str, Any] = {}
+    capture: dict[str, Any] = {}
+    artefacts: dict[str, str] = {}
+    reason: str = ""
+    output_tail: str = ""
+    stack: str = ""
+    started: str = ""  # ISO 8601, UTC
+    seconds: float = 0.0
+    phase_seconds: dict[str, float] = {}
+    peak_rss_mib: float = 0.0
+    worker: int = 0  # process id
+    launch: int = 0
+
+
+class RunHeader(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+    """The first line of a run: what was declared, on which machine, from which code."""
+
+    schema: int = SCHEMA_VERSION
+    protocol: str = PROTOCOL_VERSION
+    run: str
+    profile: str
+    profile_hash: str
+    command: list[str]
+    started: str
+    cells: list[str]  # every declared cell's id, in plan order
+    units: list[str]  # every (cell, lane) to execute: "<cell>#<lane>"
+    declared: dict[str, str]  # cell id -> why it is declared and not executed
+    device: str
+    fingerprint: dict[str, Any]
+    engine_revision: dict[str, Any]  # commit, dirty digest, versions
+    harness_revision: dict[str, Any]
+    kind: str = "signoff"  # the command that may resume it: "run" or "signoff"
+    filters: dict[str, list[str]] = {}  # the axes that the command line narrowed
+    resume_key: str = ""  # equal keys: the same declaration, code, device and kind of machine
+    holes: dict[str, str] = {}  # cell id -> sizes that its ladder leaves without a bucket or a stated policy
+    profile_text: dict[str, Any] = {}  # the profile as it was used, whole
+    probes: str = ""  # set when something else than the harness's own probes measured
+
+
+class CellVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
+    cell: str
+    fate: Fate
+    reason: str  # one sentence
+    gates: int = 0
+    failed: list[str] = []
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
+    """The end of a run. A run without one was interrupted."""
+
+    schema: int = SCHEMA_VERSION
+    run: str
+    exit_code: int
+    title: str
+    reasons: list[str]
+    cells: list[CellVerdict]
+    expected: int
+    executed: int
+    stored: int
+    reported: int
+    baseline: str  # "" says that there was none
+    finished: str
+    seconds: float
+
+
+Line = RunHeader | LaneRecord | Verdict

@@ -1,0 +1,204 @@
+"""From gates to a lane's fate, from lanes to a cell's, from cells to one verdict and one exit code.
+
+Missing data read as success is the commonest fault of harnesses, so everything here is held against what was declared,
+and what is not there is `not-run`, which is red.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from harness.errors import FAILED, FAULT, INCOMPLETE, PASS, UNFIT, first_exit_code
+from harness.records import CellVerdict, Fate, GateResult, LaneRecord, RunHeader, Status, Verdict
+from harness.store import RunData, recorded_units
+
+PRECEDENCE = tuple(Fate)
+GREEN = frozenset({Fate.MEASURED, Fate.WAIVED, Fate.UNSUPPORTED})
+#: The fate that a failed gate of each family means. A family that nobody listed is wrong: no new gate may fail quietly.
+FAMILY_FATES = {
+    "dispatch": Fate.DOWNGRADED,
+    "closed": Fate.COST_CHANGED,
+    "counter": Fate.COST_CHANGED,
+    "memory": Fate.COST_CHANGED,
+    "latency": Fate.SLOWER,
+}
+_EXIT_CODES = {
+    Fate.INCONCLUSIVE: INCOMPLETE,
+    Fate.FASTER: INCOMPLETE,
+    Fate.NOT_RUN: INCOMPLETE,
+    Fate.UNFIT: UNFIT,
+    **dict.fromkeys(GREEN, PASS),
+}
+NO_BASELINE = (
+    "No baseline: step times, pool bytes and counts were not compared with an earlier release; "
+    "what needs none was gated (numerics, dispatch, closed forms of exact counts)."
+)
+
+
+def first_fate(fates: Iterable[Fate]) -> Fate:
+    """The fate that holds where several do. A green one holds only if all are green: half a cell is not measured."""
+    several = list(fates)
+    return min([fate for fate in several if fate not in GREEN] or several, key=PRECEDENCE.index)
+
+
+def lane_fate(gates: Sequence[GateResult]) -> tuple[Fate, str]:
+    """What a lane's gates decide, with the sentence of the gate that decided it.
+
+    A lane in which no gate passed or failed measured nothing: it is `not-run`, and a fault of the harness.
+    """
+    named = [(_gate_fate(gate), gate) for gate in gates]
+    decisive = [(fate, gate) for fate, gate in named if fate is not Fate.MEASURED]
+    if decisive:
+        fate = first_fate(fate for fate, _ in decisive)
+        gate = next(gate for found, gate in decisive if found is fate)
+        return fate, f"{gate.gate}: {gate.message}"
+    if not any(gate.status is Status.PASS for gate in gates):
+        return Fate.NOT_RUN, "no gate was decided, so nothing was shown"
+    return Fate.MEASURED, ""
+
+
+def conclude(run: RunData, *, executed: int, finished: str, seconds: float) -> Verdict:
+    """One verdict for a run. `executed` units had an outcome by the executor's own count.
+
+    The four counts are taken from four places (header, executor, file, verdicts) and must agree.
+    """
+    header = run.header
+    cells = [_judge(cell, header, run.lanes) for cell in header.cells]
+    declared_units = set(header.units)
+    reported = sum(len({r.lane for r in _lanes_of(c.cell, run.lanes)}) for c in cells if c.cell not in header.declared)
+    counts = {
+        "expected": len(header.units),
+        "executed": executed,
+        "stored": len(run.lanes),
+        "reported": reported,
+    }
+    codes = [_EXIT_CODES.get(cell.fate, FAILED) for cell in cells]
+    problems = _accounting_problems(counts, run, declared_units)
+    codes += [INCOMPLETE] * bool(problems)
+    faults = _faults(run)
+    codes += [FAULT] * bool(faults)
+    if header.profile_text.get("baseline_required"):
+        codes.append(INCOMPLETE)
+        problems.append(f"Profile {header.profile} requires a baseline, and there is none.")
+    code = first_exit_code(codes)
+    return Verdict(
+        run=header.run,
+        exit_code=code,
+        title=_title(code, cells, header),
+        reasons=[*faults, *_red_reasons(cells), *problems, *_scope_reasons(header, run), NO_BASELINE],
+        cells=cells,
+        baseline="",
+        finished=finished,
+        seconds=seconds,
+        **counts,
+    )
+
+
+def _gate_fate(gate: GateResult) -> Fate:
+    if gate.status is Status.FAIL:
+        return FAMILY_FATES.get(gate.gate.split(".", 1)[0], Fate.WRONG)
+    return Fate.INCONCLUSIVE if gate.status is Status.INCONCLUSIVE else Fate.MEASURED
+
+
+def _lanes_of(cell: str, lanes: Iterable[LaneRecord]) -> list[LaneRecord]:
+    return [lane for lane in lanes if lane.cell == cell]
+
+
+def _judge(cell: str, header: RunHeader, lanes: Sequence[LaneRecord]) -> CellVerdict:
+    """One cell's verdict, by precedence over its lanes, its missing lanes and its ladder's holes."""
+    if cell in header.declared:
+        return CellVerdict(cell=cell, fate=Fate.UNSUPPORTED, reason=header.declared[cell])
+    own = _lanes_of(cell, lanes)
+    found: list[tuple[Fate, str]] = [(_checked_fate(lane), _lane_reason(lane)) for lane in own]
+    missing = _missing_lanes(cell, header, own)
+    if missing:
+        found.append((Fate.NOT_RUN, f"no record of lane {', '.join(missing)}"))
+    if cell in header.holes:
+        found.append((Fate.DOWNGRADED, f"a hole in the ladder: {header.holes[cell]}"))
+    fate = first_fate(fate for fate, _ in found)
+    reason = next(reason for known, reason in found if known is fate)
+    gates = [(lane, gate) for lane in own for gate in lane.gates]
+    failed = [f"{gate.gate} ({lane.lane})" for lane, gate in gates if gate.status is Status.FAIL]
+    return CellVerdict(cell=cell, fate=fate, reason=reason, gates=len(gates), failed=failed)
+
+
+def _checked_fate(lane: LaneRecord) -> Fate:
+    """The lane's fate, held against its own gates: a record that claims to be measured must show it."""
+    if lane.fate is not Fate.MEASURED:
+        return lane.fate
+    return lane_fate(lane.gates)[0]
+
+
+def _lane_reason(lane: LaneRecord) -> str:
+    fate = _checked_fate(lane)
+    if fate is Fate.MEASURED:
+        return "every gate passed"
+    reason = lane.reason or lane_fate(lane.gates)[1] or f"ended in phase {lane.phase.value}"
+    return f"{reason} (lane {lane.lane}, {lane.dtype})"
+
+
+def _missing_lanes(cell: str, header: RunHeader, own: Sequence[LaneRecord]) -> list[str]:
+    wanted = [unit.rpartition("#")[2] for unit in header.units if unit.rpartition("#")[0] == cell]
+    present = {lane.lane for lane in own}
+    return [lane for lane in wanted if lane not in present] or ([] if wanted else ["any"])
+
+
+def _accounting_problems(counts: dict[str, int], run: RunData, declared: set[str]) -> list[str]:
+    problems = []
+    if len(set(counts.values())) > 1:
+        text = ", ".join(f"{name} {count}" for name, count in counts.items())
+        problems.append(f"The counts of units disagree ({text}); they must be equal.")
+    unknown = sorted(recorded_units(run) - declared)
+    if unknown:
+        problems.append(f"{len(unknown)} recorded units were never declared, the first is {unknown[0]}.")
+    return problems
+
+
+def _faults(run: RunData) -> list[str]:
+    empty = defaultdict(list)
+    for lane in run.lanes:
+        if lane.fate in (Fate.MEASURED, Fate.NOT_RUN) and lane_fate(lane.gates)[0] is Fate.NOT_RUN:
+            empty[lane.cell].append(lane.lane)
+    return [
+        f"A fault of the harness: {cell} ({', '.join(lanes)}) ended without one decided gate."
+        for cell, lanes in empty.items()
+    ]
+
+
+def _red_reasons(cells: Iterable[CellVerdict]) -> list[str]:
+    red = sorted((c for c in cells if c.fate not in GREEN), key=lambda c: PRECEDENCE.index(c.fate))
+    return [f"{c.cell} is {c.fate.value}: {c.reason}" for c in red]
+
+
+def _scope_reasons(header: RunHeader, run: RunData) -> list[str]:
+    reasons = []
+    if header.declared:
+        reasons.append(
+            f"{len(header.declared)} of {len(header.cells)} cells are declared unsupported, each with a reason."
+        )
+    if header.filters:
+        narrowed = "; ".join(f"{name} {', '.join(values)}" for name, values in header.filters.items())
+        reasons.append(f"Not the whole profile: the command line set {narrowed}.")
+    if run.damaged_lines:
+        reasons.append(f"{run.damaged_lines} damaged lines in the records were left out; their units count as not run.")
+    if header.probes:
+        reasons.append(f"Not a sign-off: the probes were replaced by {header.probes}.")
+    return reasons
+
+
+def _title(code: int, cells: Sequence[CellVerdict], header: RunHeader) -> str:
+    judged = [cell for cell in cells if cell.fate is not Fate.UNSUPPORTED]
+    fates = Counter(cell.fate for cell in judged)
+    red = {fate: n for fate, n in fates.items() if fate not in GREEN}
+    failed = sum(n for fate, n in red.items() if _EXIT_CODES.get(fate, FAILED) == FAILED)
+    total = f"of {len(judged)} cells"
+    titles = {
+        FAULT: "FAULT: the harness is wrong, so nothing is said about the engine",
+        UNFIT: f"UNFIT: {fates[Fate.UNFIT]} {total}",
+        FAILED: f"FAIL: {failed} {total}",
+        INCOMPLETE: f"INCOMPLETE: {sum(red.values())} {total} undecided" if red else "INCOMPLETE: the counts disagree",
+        PASS: f"PASS: {len(judged)} {total}",
+    }
+    scope = [f"narrowed from profile {header.profile}"] * bool(header.filters) + ["other probes"] * bool(header.probes)
+    return titles[code] + (f" ({', '.join(scope)})" if scope else "")
