@@ -20,6 +20,25 @@ class CaptureError(RuntimeError):
     """Something that a GPU cannot record happened while a graph was recording; the message names the call site."""
 
 
+def unjoined(stream: str) -> CaptureError:
+    """The error for a segment that ends while `stream` has work that the main stream does not wait for."""
+    return CaptureError(
+        f"side stream {stream} is not joined when its segment ends: a region or the end of the capture comes first; "
+        "call join() before it, on the stream that forked"
+    )
+
+
+class SideStream(Protocol):
+    """A stream beside the current one: `fork()`, launch within `with stream:`, `join()`, all within one segment."""
+
+    name: str
+
+    def fork(self) -> None: ...
+    def join(self) -> None: ...
+    def __enter__(self) -> object: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
 class Graph(Protocol):
     """One recorded graph, with the call surface of `torch.cuda.CUDAGraph`."""
 
@@ -65,6 +84,12 @@ class Device(ABC):
     @abstractmethod
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same elements without a share in the storage's lifetime. Only for tensors that a pool keeps in place."""
+
+    @abstractmethod
+    def side_stream(self, name: str) -> SideStream:
+        """The stream called `name`, for work beside the current stream. Joined before a segment ends, or
+        `CaptureError` names it.
+        """
 
     @abstractmethod
     def node_count(self, graph: Graph) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,6 +19,7 @@ from typing import Any, cast
 import torch
 
 from atom_impl.device.base import CaptureError, Device, Graph, PoolHandle
+from atom_impl.device.cuda_streams import CudaSideStream, explain, join_forgotten
 
 
 class CudaDevice(Device):
@@ -28,9 +30,10 @@ class CudaDevice(Device):
             raise RuntimeError("torch sees no CUDA or HIP device; use device 'cpu' or a torch built for this GPU")
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self.torch_device)
-        self._pools: dict[PoolHandle, torch.cuda.MemPool] = {}
+        self._pools: dict[PoolHandle, tuple[torch.cuda.MemPool, torch.cuda.CUDAGraph]] = {}
         self._segments: dict[PoolHandle, list[tuple[int, int]]] = {}
         self._recording = False
+        self._side_streams: dict[str, CudaSideStream] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -60,16 +63,26 @@ class CudaDevice(Device):
     def graph(self) -> Graph:
         if not self._recording:
             raise CaptureError("a graph is recorded within `recording()`; open a session first")
-        return cast(Graph, torch.cuda.CUDAGraph(keep_graph=True))  # kept so that its nodes can be counted
+        return cast(Graph, _CountableGraph(keep_graph=True))
 
     def new_pool(self) -> PoolHandle:
         pool = torch.cuda.MemPool()
-        self._pools[pool.id] = pool  # alive even when its last graph is gone
+        self._pools[pool.id] = pool, self._anchor(pool)
         return cast(PoolHandle, pool.id)
+
+    def _anchor(self, pool: torch.cuda.MemPool) -> torch.cuda.CUDAGraph:
+        """A graph that stays: torch asserts when a pool is captured into after its last graph has gone."""
+        cell = torch.zeros(1, device=self.torch_device)
+        anchor = torch.cuda.CUDAGraph()
+        with self.warming_up():
+            anchor.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+            cell.zero_()
+            anchor.capture_end()
+        return anchor
 
     @contextmanager
     def allocating(self, pool: PoolHandle) -> Iterator[None]:
-        with torch.cuda.use_mem_pool(self._pools[pool]):
+        with torch.cuda.use_mem_pool(self._pools[pool][0]):
             yield
         self._segments.pop(pool, None)
 
@@ -90,6 +103,11 @@ class CudaDevice(Device):
         unowned = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
         view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return view.set_(unowned, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def side_stream(self, name: str) -> CudaSideStream:
+        if name not in self._side_streams:
+            self._side_streams[name] = CudaSideStream(name, self.torch_device)
+        return self._side_streams[name]
 
     def node_count(self, graph: Graph) -> int:
         return _count_nodes(cast(Any, graph).raw_cuda_graph())
@@ -113,6 +131,23 @@ class CudaDevice(Device):
             for segment in torch.cuda.memory_snapshot()
             if tuple(segment["segment_pool_id"]) == wanted
         ]
+
+
+class _CountableGraph(torch.cuda.CUDAGraph):
+    """Made with `keep_graph`, so that its nodes can be counted. An empty segment is dropped by its caller, not
+    warned of.
+    """
+
+    def capture_end(self) -> None:
+        forgotten = join_forgotten()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            try:
+                super().capture_end()
+            except RuntimeError as error:
+                raise explain(error) from error
+        if forgotten is not None:
+            raise forgotten
 
 
 @cache

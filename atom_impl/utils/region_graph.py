@@ -34,6 +34,7 @@ __all__ = [
     "request_bucket",
     "reset_graph_pool",
     "token_graph",
+    "units_of",
 ]
 
 PHASES = ("prefill", "decode")
@@ -273,6 +274,11 @@ def token_graph(cls: Any = None, *, per_phase: bool = False) -> Any:
         return unit
 
     return decorate if cls is None else decorate(cls)
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """The recording units in `model`, in the order of its modules."""
+    return [module for module in model.modules() if hasattr(type(module), "__token_graph_call__")]
 
 
 def _unit_graph(unit: nn.Module, per_phase: bool) -> TokenGraph:
