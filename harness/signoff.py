@@ -17,6 +17,7 @@ import msgspec
 from rich.console import Console
 
 import harness
+from harness.baselines import inputs_digest
 from harness.errors import HarnessFault, UsageError
 from harness.execution.local import LocalExecutor
 from harness.execution.resume import resume, resume_key
@@ -28,8 +29,10 @@ from harness.progress import progress
 from harness.records import RunHeader
 from harness.soundness import plain
 from harness.sources import source_digest
+from harness.standing import Standing, baseline_gates, find_baseline, hold_against
 from harness.store import RunData, RunStore, load_run, recorded_units
-from harness.verdicts import conclude
+from harness.verdicts import added_gates, conclude
+from harness.waivers import load_waivers
 
 CHECKOUT = Path(harness.__file__).resolve().parents[1]
 CODE = (CHECKOUT / "harness", CHECKOUT / "atom_impl")
@@ -46,6 +49,7 @@ class Order:
     results: Path = Path("results")
     fresh: bool = False
     command: tuple[str, ...] = ()
+    use_baseline: bool = True
 
     @property
     def runs(self) -> Path:
@@ -118,6 +122,8 @@ def declare(order: Order, plan: Plan, kind: str) -> RunHeader:
         holes=plan.holes,
         profile_text=msgspec.to_builtins(profile),
         probes=replaced_probes(),
+        series=machine.series_key(fingerprint, plan.device),
+        inputs=inputs_digest(profile),
     )
 
 
@@ -125,7 +131,7 @@ class Run:
     """One run being written: new, or resumed where a run of the same declaration was left unfinished."""
 
     def __init__(self, order: Order, plan: Plan, kind: str, say: Callable[[str], None]) -> None:
-        self.plan, self.started = plan, time.monotonic()
+        self.order, self.plan, self.started = order, plan, time.monotonic()
         header = declare(order, plan, kind)
         resumed, notes = (None, []) if order.fresh else resume(order.runs, header)
         for note in notes:
@@ -149,14 +155,30 @@ class Run:
 
     def conclude(self) -> RunData:
         """Append the verdict over what is really on disk, and read the whole run back."""
+        standing = self._stand()
         verdict = conclude(
             load_run(self.folder),
+            standing=standing,
             executed=self.executed,
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self.started, 1),
         )
         self.store.append(verdict)
         return load_run(self.folder)
+
+    def _stand(self) -> Standing:
+        """Hold the run against its baseline, if there is one and it is wanted, and record what that decides."""
+        results, run = self.order.results, load_run(self.folder, added=False)
+        standing = Standing(waivers=load_waivers(results))
+        if not self.order.use_baseline:
+            return standing.add(notes=["--no-baseline: an accepted baseline was not looked for."])
+        baseline, missing = find_baseline(run.header, results)
+        if baseline is None:
+            return standing.add(notes=[missing])
+        for lane in run.lanes:
+            if gates := baseline_gates(lane, run.header, baseline):
+                self.store.append(added_gates(lane, gates))
+        return hold_against(baseline, run.header, standing)
 
     def interrupted(self) -> str:
         """What to tell whoever stopped the run; the page says for itself that it is incomplete."""
@@ -170,13 +192,21 @@ class Run:
         return text
 
     def report(self) -> Path:
-        """Write the page; a page that cannot be made is a fault of the harness, and costs no record."""
-        from harness.report.html import write_html
+        return write_reports(self.folder)
 
-        path = self.folder / REPORT
-        try:
-            write_html(load_run(self.folder), path)
-        except Exception as error:
-            kind = type(error).__name__
-            raise HarnessFault(f"the report could not be written ({kind}: {error}); the records are kept") from error
-        return path
+
+def write_reports(folder: Path) -> Path:
+    """Write the page, and Markdown and JUnit for a CI; a fault in them is the harness's, and costs no record."""
+    from harness.report.html import write_html
+    from harness.report.junit import write_junit
+    from harness.report.markdown import write_markdown
+
+    path, run = folder / REPORT, load_run(folder)
+    try:
+        write_html(run, path)
+        write_markdown(run, path.with_suffix(".md"))
+        write_junit(run, path.with_name("junit.xml"))
+    except Exception as error:
+        kind = type(error).__name__
+        raise HarnessFault(f"the report could not be written ({kind}: {error}); the records are kept") from error
+    return path

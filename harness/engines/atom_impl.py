@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import atom_impl
-from atom_impl.config import CompilationConfig, CompilationLevel, Config, CUDAGraphMode
+from atom_impl.config import OP_BACKENDS, CompilationConfig, CompilationLevel, Config, CUDAGraphMode
 from atom_impl.device.software import SoftwareGraph
 from atom_impl.device.software.bodies import body_of
 from atom_impl.device.software.host import is_host
@@ -74,8 +74,12 @@ class AtomImpl(Engine):
         if cell["level"] not in LEVELS:
             raise ValueError(f"level {cell['level']!r}: no such level; choose one of {', '.join(map(str, LEVELS))}")
         resolve_model(cell["model"])
-        if cell["op_backend"] != "torch":
-            return Support(False, f"op backend {cell['op_backend']!r} is not built into this engine; it has torch")
+        if cell["op_backend"] not in OP_BACKENDS:
+            raise ValueError(
+                f"op_backend {cell['op_backend']!r}: no such backend; choose one of {', '.join(OP_BACKENDS)}"
+            )
+        if cell["op_backend"] == "aiter":
+            return Support(False, "op backend 'aiter' has no attention body in this engine; it has torch and triton")
         if cell["ranks"] != 1:
             return Support(False, f"{cell['ranks']} ranks: this engine runs one")
         eager_prefill = not mode.uses_tr_hybrid() and mode is not CUDAGraphMode.NONE
@@ -89,6 +93,7 @@ class AtomImpl(Engine):
     def open(self, cell: Cell, spec: SessionSpec) -> AtomSession:
         config = _config(cell, spec)
         key = (cell["model"], cell["level"], spec.dtype, spec.device, spec.max_model_len, spec.block_size)
+        key += (cell["op_backend"],)
         before = compilation_counter.as_dict()
         if key not in self._builds:
             self._builds[key] = _build(cell, spec, config)
@@ -111,6 +116,7 @@ def _config(cell: Cell, spec: SessionSpec, *, eager: bool = False, dtype: str | 
         prefill_capture_sizes=list(spec.prefill_sizes),
         eager_above_ladder=spec.eager_above_ladder,
         pad_poison_row=True,
+        op_backend=cell["op_backend"],
         compilation_config=CompilationConfig(
             level=0 if eager else cell["level"],
             cudagraph_mode=CUDAGraphMode.NONE if eager else CUDAGraphMode.from_name(cell["mode"]),

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,12 +29,16 @@ from harness.engines.observed import Observed, ObservedCopy, Place
 #: Names of the CUDA and HIP runtimes; both appear in their own spelling.
 _GRAPH_LAUNCH = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 _WORK = re.compile(r"^(cuda|hip|cu)\w*(Launch\w*Kernel|Memcpy|Memset)")
+#: A driver runs the copies and fills of a graph by kernels of its own where it finds that faster.
+_COPY_KERNEL = re.compile(r"^(memcpy\d+\w*|__amd_rocclr_copyBuffer\w*)$")
+_FILL_KERNEL = re.compile(r"^(memset\d+\w*|__amd_rocclr_fillBuffer\w*)$")
 _MEMCPY_NODE = 1  # cudaGraphNodeTypeMemcpy, hipGraphNodeTypeMemcpy
+_HOST_COPIES = (1, 2)  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost; HIP numbers them alike
 
 
 @dataclass(frozen=True)
 class NodeCopy:
-    """A memory copy recorded in a graph."""
+    """A copy within the device's memory that a graph records."""
 
     target: int
     bytes: int
@@ -40,12 +46,15 @@ class NodeCopy:
 
 @dataclass(frozen=True)
 class Trace:
-    """What the profiler saw of a step. `copies` are (direction, bytes), the direction as in "HtoD"."""
+    """What the profiler saw of a step. `copies` are (direction, bytes), the direction as in "HtoD"; `copy_kernels` are
+    copies of a graph that the driver ran by a kernel, so that the profiler knows no bytes.
+    """
 
     launches: int
     regions: int
     kernels: Counter[str]
     copies: list[tuple[str, int]]
+    copy_kernels: int = 0
 
 
 def observe_gpu(step: Callable[[], Any], boundary: Boundary) -> Observed:
@@ -64,7 +73,7 @@ def observe_gpu(step: Callable[[], Any], boundary: Boundary) -> Observed:
         regions=trace.regions,
         nodes=len(nodes),
         operations=dict(trace.kernels),
-        copies=tuple(placed(trace.copies, recorded, tally.outputs)),
+        copies=tuple(placed(trace, recorded, tally.outputs)),
         needless=tuple(tally.needless),
     )
 
@@ -76,35 +85,42 @@ def read_trace(events: Iterable[dict[str, Any]]) -> Trace:
     calls: list[tuple[float, bool]] = []
     for event in events:
         category, name = event.get("cat"), str(event.get("name"))
-        if category == "kernel":
-            kernels[name] += 1
-        elif category == "gpu_memset":
-            kernels["Memset"] += 1
+        if category in ("kernel", "gpu_memset"):
+            kernels[_kernel_name(category, name)] += 1
         elif category == "gpu_memcpy":
             copies.append((_direction(name), int(event["args"]["bytes"])))
-        elif category in ("cuda_runtime", "cuda_driver"):
-            if _GRAPH_LAUNCH.match(name):
-                calls.append((event["ts"], True))
-            elif _WORK.match(name):
-                calls.append((event["ts"], False))
+        elif category in ("cuda_runtime", "cuda_driver") and (_GRAPH_LAUNCH.match(name) or _WORK.match(name)):
+            calls.append((event["ts"], bool(_GRAPH_LAUNCH.match(name))))
     order = [launch for _, launch in sorted(calls)]
-    return Trace(sum(order), _gaps(order), kernels, copies)
+    return Trace(sum(order), _gaps(order), kernels, copies, kernels.pop("Memcpy", 0))
 
 
-def placed(
-    copies: Sequence[tuple[str, int]], recorded: Sequence[NodeCopy], outputs: Sequence[tuple[int, int]]
-) -> Iterator[ObservedCopy]:
-    """Every copy of the profile with its place. Where a recorded one lands is read from its node."""
-    left = Counter(copies)
-    for node in recorded:
+def placed(trace: Trace, recorded: Sequence[NodeCopy], outputs: Sequence[tuple[int, int]]) -> Iterator[ObservedCopy]:
+    """Every copy of the profile with its place. Where a recorded one lands, and its bytes, are read from its node."""
+    left, kernels = Counter(trace.copies), trace.copy_kernels
+    # A size of which the device reports fewer copies than there are nodes was copied by kernels.
+    short = Counter(node.bytes for node in recorded)
+    short.subtract({nbytes: count for (direction, nbytes), count in left.items() if direction == "DtoD"})
+    for node in sorted(recorded, key=lambda node: short[node.bytes] <= 0):
         inside = any(low <= node.target and node.target + node.bytes <= high for low, high in outputs)
-        if left["DtoD", node.bytes] > 0:  # a node that the device did not run is no copy
+        if kernels:
+            kernels -= 1
+        elif left["DtoD", node.bytes] > 0:
             left["DtoD", node.bytes] -= 1
-            place = Place.OUTPUT if inside else Place.DEVICE
-            yield ObservedCopy("Memcpy DtoD", node.bytes, place, recorded=True)
+        else:
+            continue  # a node that the device did not run is no copy
+        yield ObservedCopy("Memcpy DtoD", node.bytes, Place.OUTPUT if inside else Place.DEVICE, recorded=True)
+    left["DtoD", 0] += kernels
     for (direction, nbytes), count in left.items():
         place = Place.STAGING if direction == "HtoD" else Place.DEVICE
         yield from [ObservedCopy(f"Memcpy {direction}", nbytes, place)] * count
+
+
+def _kernel_name(category: str, name: str) -> str:
+    """The kernel's own name, or "Memcpy" and "Memset" for the driver's."""
+    if category == "gpu_memset" or _FILL_KERNEL.match(name):
+        return "Memset"
+    return "Memcpy" if _COPY_KERNEL.match(name) else name
 
 
 def _gaps(order: Sequence[bool]) -> int:
@@ -126,8 +142,19 @@ def _direction(name: str) -> str:
     return found.group() if found else name
 
 
-def _profiled() -> profile:
-    return profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+@contextmanager
+def _profiled() -> Iterator[profile]:
+    """A profile that is gone when it ends: left attached, CUPTI made every later replay of the process 15 % slower."""
+    before = os.environ.get("TEARDOWN_CUPTI")
+    os.environ["TEARDOWN_CUPTI"] = "1"
+    try:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+            yield profiler
+    finally:
+        if before is None:
+            del os.environ["TEARDOWN_CUPTI"]
+        else:
+            os.environ["TEARDOWN_CUPTI"] = before
 
 
 def _events_of(profiler: profile) -> list[dict[str, Any]]:
@@ -188,12 +215,14 @@ def _nodes_of(raw_graph: int) -> list[int]:
 
 
 def _copy_of(node: int) -> NodeCopy | None:
-    """The memory copy that this node makes, if it is one."""
+    """The copy within device memory that this node makes, if it makes one."""
     kind = ctypes.c_int(0)
     _call("GraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
     if kind.value != _MEMCPY_NODE:
         return None
     params = _Memcpy3D()
     _call("GraphMemcpyNodeGetParams", ctypes.c_void_p(node), ctypes.byref(params))
+    if params.kind in _HOST_COPIES:
+        return None
     width, height, depth = params.extent
     return NodeCopy(params.dst.ptr or 0, width * max(height, 1) * max(depth, 1))

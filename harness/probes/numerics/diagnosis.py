@@ -32,7 +32,8 @@ class Replay:
 def diagnose(replays: Sequence[Replay]) -> str:
     """Every explanation that fits all the wrong replays and none of the right ones; at least a direction to look in."""
     wrong = [r for r in replays if r.wrong]
-    right = [r for r in replays if not r.wrong]
+    # Eager steps past the ladder are right whatever a recording does, so they speak for nothing when one is wrong.
+    right = [r for r in replays if not r.wrong and (r.bucket is not None or all(w.bucket is None for w in wrong))]
     fits = [*_marks(wrong), *_patterns(wrong, right)] or [_direction(replays, wrong)]
     return "likely " + " or ".join(fits)
 
