@@ -26,7 +26,7 @@ def decode(
     comes out as zeros, whatever its metadata holds. May be recorded: nothing is read on the host.
     """
     requests, queries = meta.block_tables.shape[0], meta.max_seqlen_q
-    _check_decode_shapes(q, meta)
+    check_decode_shapes(q, meta)
     live = torch.arange(q.shape[0], device=q.device) < meta.live_rows
     kv.write(k, v, meta.slot_mapping, live)
     keys, values = kv.gather(meta.block_tables)
@@ -92,7 +92,7 @@ def _visible_in_decode(meta: AttentionMetaData, live: torch.Tensor, span: int) -
     return (slot < lengths[:, :, None]) & live[:, :, None]
 
 
-def _check_decode_shapes(q: torch.Tensor, meta: AttentionMetaData) -> None:
+def check_decode_shapes(q: torch.Tensor, meta: AttentionMetaData) -> None:
     requests, rows = meta.block_tables.shape[0], q.shape[0]
     if rows != requests * meta.max_seqlen_q:
         raise ValueError(

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from atom_impl.device.software import launch
+from atom_impl.device.software.pool import alias
 from atom_impl.model_ops.kv_cache import KVCacheTensor
-from atom_impl.model_ops.paged_attention import _check_decode_shapes
+from atom_impl.model_ops.paged_attention import check_decode_shapes
 from atom_impl.utils.forward_context import AttentionMetaData
 
 try:
@@ -57,6 +59,7 @@ class SplitPlan:
 
 def plan_splits(capacity: int, dtype: torch.dtype) -> SplitPlan:
     """The cut of a table with `capacity` slots. Of the batch it knows nothing: a row's bits depend on no neighbour."""
+    capacity = max(capacity, 1)  # a table without blocks has a launch as well: it writes zeros
     tile = TILE_TOKENS if dtype.itemsize < 4 else max(16, TILE_TOKENS // 2)
     wanted = min(-(-capacity // SPLIT_TOKENS), MAX_SPLITS)
     tokens = -(-capacity // (wanted * tile)) * tile
@@ -65,11 +68,12 @@ def plan_splits(capacity: int, dtype: torch.dtype) -> SplitPlan:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch, laid out but not made: `tensors` and `sizes` are its arguments in order."""
+    """One kernel launch, laid out but not made: `tensors`, then `sizes`, are its arguments; `written` are positions."""
 
     kernel: Any
     grid: tuple[int, ...]
     tensors: tuple[torch.Tensor, ...]
+    written: tuple[int, ...]
     sizes: tuple[int, ...]
     constants: dict[str, Any]
 
@@ -78,13 +82,20 @@ class Launch:
         if 0 in self.grid:
             return
         if self.tensors[0].device.type == "cpu":
-            launch(self._interpret, *self.tensors, *self.sizes, name=f"triton::{self.kernel.fn.__name__}")
+            # The entry keeps this callable. Did it hold the tensors, a pool would cost the sum of all layers.
+            interpreted = partial(_interpret, self.kernel, self.grid, self.constants)
+            name = f"triton::{self.kernel.fn.__name__}"
+            launch(interpreted, *self.tensors, *self.sizes, name=name, written=self.written)
         else:
             self.kernel[self.grid](*self.tensors, *self.sizes, **self.constants)
 
-    def _interpret(self, *arguments: torch.Tensor | int) -> None:
-        kernel = self.kernel if isinstance(self.kernel, InterpretedFunction) else InterpretedFunction(self.kernel.fn)
-        kernel[self.grid](*arguments, **self.constants)
+
+def _interpret(kernel: Any, grid: tuple[int, ...], constants: dict[str, Any], *arguments: torch.Tensor | int) -> None:
+    interpreted = kernel if isinstance(kernel, InterpretedFunction) else InterpretedFunction(kernel.fn)
+    # The interpreter leaves reference cycles around its arguments, and nothing is collected in a recording: without
+    # aliases no block of a pool would be given back before its end.
+    aliases = [alias(each) if isinstance(each, torch.Tensor) else each for each in arguments]
+    interpreted[grid](*aliases, **constants)
 
 
 def check_dtype(dtype: torch.dtype) -> None:
@@ -104,13 +115,14 @@ def decode(
     A row that may not be written goes nowhere, scratch included. Raises ValueError for metadata of other shapes and
     for operands of different or unserved dtypes. May be recorded: nothing is read on the host.
     """
-    _check_decode_shapes(q, meta)
+    check_decode_shapes(q, meta)
     _check_operands(q, k, v, kv)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    # The interpreter cuts a bfloat16 off where hardware rounds: on a CPU, torch rounds.
+    out = torch.empty(q.shape, dtype=torch.float32 if q.device.type == "cpu" else q.dtype, device=q.device)
     for step in decode_launches(q, k, v, out, kv, meta, scale):
         step.run()
-    return out
+    return out.to(q.dtype)
 
 
 def decode_launches(
@@ -124,12 +136,12 @@ def decode_launches(
 ) -> tuple[Launch, Launch, Launch]:
     """What `decode` launches: store, attend, merge. Reads shapes alone, so tensors of the meta device do as well."""
     places = (meta.block_tables.shape[0], _plan(q, kv, meta).splits, meta.max_seqlen_q, q.shape[1])
-    partial = torch.empty((*places, q.shape[2]), dtype=torch.float32, device=q.device)
+    mixed = torch.empty((*places, q.shape[2]), dtype=torch.float32, device=q.device)
     peaks, totals = (torch.empty(places, dtype=torch.float32, device=q.device) for _ in range(2))
     return (
         _store(k, v, kv, meta),
-        _attend(q, kv, meta, scale, (partial, peaks, totals)),
-        _merge(q, kv, meta, (partial, peaks, totals), out),
+        _attend(q, kv, meta, scale, (mixed, peaks, totals)),
+        _merge(q, kv, meta, (mixed, peaks, totals), out),
     )
 
 
@@ -139,6 +151,7 @@ def _store(k: torch.Tensor, v: torch.Tensor, kv: KVCacheTensor, meta: AttentionM
         kernels.store_kernel,
         (rows,),
         (k, v, kv.k_cache, kv.v_cache, meta.slot_mapping, meta.live_rows),
+        (2, 3),
         (kv.num_slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1)),
         {"KV_HEADS": kv_heads, "HEAD_DIM": head_dim, "WIDTH": triton.next_power_of_2(kv_heads * head_dim)},
     )
@@ -154,6 +167,7 @@ def _attend(
         kernels.attend_kernel,
         (requests, kv_heads, plan.splits),
         (q, kv.k_cache, kv.v_cache, meta.block_tables, meta.context_lens, meta.live_rows, *results),
+        (6, 7, 8),
         (
             kv.num_blocks,
             width * kv.block_size,
@@ -191,6 +205,7 @@ def _merge(
         kernels.merge_kernel,
         (q.shape[0], q.shape[1]),
         (*results, meta.context_lens, meta.live_rows, out),
+        (5,),
         (meta.block_tables.shape[1] * kv.block_size, plan.splits, plan.split_tokens),
         {
             "HEADS": q.shape[1],
