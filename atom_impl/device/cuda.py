@@ -73,7 +73,7 @@ class CudaDevice(Device):
     def _anchor(self, pool: torch.cuda.MemPool) -> torch.cuda.CUDAGraph:
         """A graph that stays: torch asserts when a pool is captured into after its last graph has gone."""
         cell = torch.zeros(1, device=self.torch_device)
-        anchor = torch.cuda.CUDAGraph()
+        anchor: Any = torch.cuda.CUDAGraph()
         with self.warming_up():
             anchor.capture_begin(pool=pool.id, capture_error_mode="thread_local")
             cell.zero_()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.model_engine.staging import Tail
 from atom_impl.model_loader import load_model, resolve_model
 from atom_impl.utils.compilation_counter import compilation_counter
+from atom_impl.utils.compiler_manager import CACHE_FILE
 from atom_impl.utils.region_graph import reset_graph_pool
 from atom_impl.utils.step_ledger import Fallback, StepRecord
 from harness.cells import Cell
@@ -50,9 +53,9 @@ class _Build:
     """Weights and models of one (model, level, dtype), shared by the sessions of one process."""
 
     model: Any
+    config: Config  # that the model was built with
     eager_model: Any
     eager_config: Config
-    model_layers: dict[str, Any]
     weights: Mapping[str, torch.Tensor]
     compiles: dict[str, int] = field(default_factory=dict)
 
@@ -92,8 +95,8 @@ class AtomImpl(Engine):
 
     def open(self, cell: Cell, spec: SessionSpec) -> AtomSession:
         config = _config(cell, spec)
-        key = (cell["model"], cell["level"], spec.dtype, spec.device, spec.max_model_len, spec.block_size)
-        key += (cell["op_backend"],)
+        axes = (cell["model"], cell["level"], cell["op_backend"])
+        key = (*axes, spec.dtype, spec.device, spec.max_model_len, spec.block_size)
         before = compilation_counter.as_dict()
         if key not in self._builds:
             self._builds[key] = _build(cell, spec, config)
@@ -129,11 +132,9 @@ def _build(cell: Cell, spec: SessionSpec, config: Config) -> _Build:
     weights = resolve_model(cell["model"]).weights(config.dtype, torch.device(spec.device))
     eager_config = _config(cell, spec, eager=True)
     eager_model = load_model(eager_config, weights)
-    layers = config.compilation_config.static_forward_context
     if cell["level"] == CompilationLevel.NO_COMPILATION:
-        layers = eager_config.compilation_config.static_forward_context
-        return _Build(eager_model, eager_model, eager_config, layers, weights)
-    return _Build(load_model(config, weights), eager_model, eager_config, layers, weights)
+        return _Build(eager_model, eager_config, eager_model, eager_config, weights)
+    return _Build(load_model(config, weights), config, eager_model, eager_config, weights)
 
 
 class AtomSession(EngineSession):
@@ -143,7 +144,8 @@ class AtomSession(EngineSession):
 
     def __init__(self, config: Config, spec: SessionSpec, build: _Build, before: dict[str, int]) -> None:
         self._spec, self._build, self._before = spec, build, before
-        config.compilation_config.static_forward_context = build.model_layers
+        layers = build.config.compilation_config.static_forward_context
+        config.compilation_config.static_forward_context = layers
         self._runner = ModelRunner(config, build.model)
         self._eager = ModelRunner(build.eager_config, build.eager_model, kv_cache=self._runner.kv_cache)
         self._reference: ModelRunner | None = None
@@ -255,7 +257,7 @@ class AtomSession(EngineSession):
 
     def artefacts(self) -> Mapping[str, str]:
         hashes = {name: _sha(recording.topology()) for name, recording in recordings_of(self._runner).items()}
-        return hashes | {f"weights {name}": digest for name, digest in _weight_hash(self._build.eager_model).items()}
+        return hashes | _code_hashes(self._build.config) | {"weights": _weight_hash(self._build.weights)}
 
     def expected(self) -> Mapping[str, Any]:
         config = self._runner.config
@@ -326,6 +328,21 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _weight_hash(model: Any) -> dict[str, str]:
-    shapes = [f"{name}:{tuple(tensor.shape)}:{tensor.dtype}" for name, tensor in model.state_dict().items()]
-    return {"shapes": _sha("\n".join(shapes))}
+def _weight_hash(weights: Mapping[str, torch.Tensor]) -> str:
+    """Shapes and dtypes: what code depends on. The values are the model's identity, which the cell names."""
+    return _sha("\n".join(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}" for name, tensor in weights.items()))
+
+
+def _code_hashes(config: Config) -> dict[str, str]:
+    """Compiled pieces by their graphs, and the files that Inductor generated for them, as the cache's manifests list
+    them.
+    """
+    folder = config.compilation_config.local_cache_dir
+    if folder is None or not (Path(folder) / CACHE_FILE).is_file():
+        return {}
+    sources: dict[str, str] = {}
+    for manifest in Path(folder).glob("*/manifest.json"):
+        files: dict[str, str] = json.loads(manifest.read_text())["files"]
+        sources |= {digest: Path(name).suffix for name, digest in files.items() if Path(name).suffix in (".cpp", ".py")}
+    code = _sha("\n".join(sorted(sources)))
+    return {"pieces": _sha((Path(folder) / CACHE_FILE).read_text()), "generated code": code}

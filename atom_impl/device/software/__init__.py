@@ -22,25 +22,35 @@ Things that differ from plain eager code, as on a GPU: memory freed in a capture
 integers stay what they were; reads of device data on the host, compiles and collections raise `CaptureError`; a
 replay raises when an outside tensor was freed or moved. Say `host(tensor)` of tensors that stand for host memory,
 `register_body(op, function)` of custom ops written in Python, and `launch(kernel, *args)` for kernels that torch does
-not see. `SoftwareDevice` gives sessions of several graphs in one pool, with eager code between them.
+not see. `SoftwareDevice` gives sessions of several graphs in one pool, with eager code between them, and side streams:
+a capture raises for one that does not come back, and for launches that no edge orders and that share memory.
+`graph.reads_before_writes()` names counters that nobody sets back. `DelayedCopies` makes host-to-device copies late.
 """
 
 from atom_impl.device.base import CaptureError
+from atom_impl.device.software.accesses import ReadBeforeWrite
 from atom_impl.device.software.arena import CompilerMissing
 from atom_impl.device.software.bodies import BODIES, register_body
+from atom_impl.device.software.delayed import CopyEvent, DelayedCopies
 from atom_impl.device.software.device import SoftwareDevice, launch
 from atom_impl.device.software.entries import RecordedOp
 from atom_impl.device.software.graph import SoftwareGraph
 from atom_impl.device.software.host import host
 from atom_impl.device.software.pool import Pool, poisoning
 from atom_impl.device.software.session import recording
+from atom_impl.device.software.streams import Edge, SideStream
 
 __all__ = [
     "BODIES",
     "CaptureError",
     "CompilerMissing",
+    "CopyEvent",
+    "DelayedCopies",
+    "Edge",
     "Pool",
+    "ReadBeforeWrite",
     "RecordedOp",
+    "SideStream",
     "SoftwareDevice",
     "SoftwareGraph",
     "host",

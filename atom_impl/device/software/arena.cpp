@@ -34,6 +34,7 @@ constexpr int kPoison = 0xFF;      // NaN in every float format, -1 in every int
 
 enum Mode : int { OFF = 0, RECORD = 1, SCRIPT = 2, STRAY = 3 };
 enum Kind : int64_t { FREE = 0, ALLOC = 1 };
+enum Streams : int { ONE = 0, FORKED = 1, ON_SIDE = 2 };
 
 struct Event {
   int64_t kind;
@@ -48,6 +49,8 @@ struct Pool {
   size_t peak = 0;
   bool open = false;
   bool logging = false;
+  Streams streams = ONE;
+  size_t floor = 0;                      // while forked: above every block held since the fork
   std::map<size_t, size_t> free_blocks;  // offset -> bytes
   std::map<size_t, size_t> live_blocks;
   std::vector<Event> log;
@@ -146,17 +149,23 @@ c10::DataPtr take_block(Pool& pool, size_t nbytes) {
   std::lock_guard<std::mutex> guard(mutex);
   size_t rounded = (nbytes + kAlignment - 1) / kAlignment * kAlignment;
   auto best = pool.free_blocks.end();
-  for (auto block = pool.free_blocks.begin(); block != pool.free_blocks.end(); ++block)
-    if (block->second >= rounded && (best == pool.free_blocks.end() || block->second < best->second)) best = block;
+  size_t skip = 0;  // a side stream reuses nothing that the main stream freed beside it
+  for (auto block = pool.free_blocks.begin(); block != pool.free_blocks.end(); ++block) {
+    size_t below = pool.streams == ON_SIDE && block->first < pool.floor ? pool.floor - block->first : 0;
+    if (block->second < below || block->second - below < rounded) continue;
+    if (best == pool.free_blocks.end() || block->second < best->second) best = block, skip = below;
+  }
   if (best == pool.free_blocks.end())
     throw std::runtime_error("graph pool exhausted: " + std::to_string(nbytes) + " bytes wanted, " +
                              std::to_string(pool.used) + " of " + std::to_string(pool.capacity) + " in use");
-  size_t offset = best->first, remaining = best->second - rounded;
+  size_t start = best->first, offset = start + skip, remaining = best->second - skip - rounded;
   pool.free_blocks.erase(best);
+  if (skip) pool.free_blocks.emplace(start, skip);
   if (remaining) pool.free_blocks.emplace(offset + rounded, remaining);
   pool.live_blocks[offset] = rounded;
   pool.used += rounded;
   if (offset + rounded > pool.peak) pool.peak = offset + rounded;
+  if (offset + rounded > pool.floor) pool.floor = offset + rounded;
   void* ptr = pool.base + offset;
   if (pool.logging) pool.log.push_back({ALLOC, ptr, nbytes});
   poison(ptr, rounded);
@@ -257,6 +266,17 @@ int64_t pool_find(void* ptr) {
   return -1;
 }
 
+// Whether side streams run beside the main one, and whether what comes next is for a side stream.
+void pool_streams(int64_t id, int streams) {
+  std::lock_guard<std::mutex> guard(mutex);
+  Pool& pool = *pools[id];
+  if (pool.streams == ONE && !pool.live_blocks.empty())
+    pool.floor = pool.live_blocks.rbegin()->first + pool.live_blocks.rbegin()->second;
+  else if (pool.streams == ONE)
+    pool.floor = 0;
+  pool.streams = static_cast<Streams>(streams);
+}
+
 void* pool_base(int64_t id) { return pools[id]->base; }
 size_t pool_peak(int64_t id) { return pools[id]->peak; }
 size_t pool_used(int64_t id) { return pools[id]->used; }
@@ -277,6 +297,7 @@ void pool_capture_end(int64_t id) {
   std::lock_guard<std::mutex> guard(mutex);
   Pool& pool = *pools[id];
   pool.logging = false;
+  pool.streams = ONE;
   std::memcpy(pool.base, pool.snapshot.data(), pool.snapshot.size());
   if (pool.peak > pool.snapshot.size()) poison(pool.base + pool.snapshot.size(), pool.peak - pool.snapshot.size());
   std::vector<char>().swap(pool.snapshot);

@@ -48,6 +48,7 @@ _SIGNATURES: dict[str, tuple[list[type], type | None]] = {
     "pool_base": ([ctypes.c_int64], ctypes.c_void_p),
     "pool_peak": ([ctypes.c_int64], ctypes.c_size_t),
     "pool_used": ([ctypes.c_int64], ctypes.c_size_t),
+    "pool_streams": ([ctypes.c_int64, ctypes.c_int], None),
     "use_raw_scratch": ([ctypes.c_size_t], None),
     "pool_capture_begin": ([ctypes.c_int64], ctypes.c_int),
     "pool_capture_end": ([ctypes.c_int64], None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,23 +10,26 @@ import torch
 
 from atom_impl.device.base import CaptureError, Device, Graph, PoolHandle
 from atom_impl.device.software import pool as pools
+from atom_impl.device.software.accesses import ReadBeforeWrite, reads_before_writes
 from atom_impl.device.software.arena import library
 from atom_impl.device.software.graph import SoftwareGraph
 from atom_impl.device.software.pool import Pool
 from atom_impl.device.software.session import recording
+from atom_impl.device.software.streams import SideStream
 from atom_impl.device.software.thread_state import current, state
 
 
-def launch(fn: Callable[..., Any], *args: Any, name: str | None = None) -> Any:
+def launch(fn: Callable[..., Any], *args: Any, name: str | None = None, written: Iterable[int] | None = None) -> Any:
     """Call `fn(*args)`, a kernel that is no torch operator (ctypes, Numba, a Triton interpreter), as one launch.
 
     While capturing it becomes one entry: `fn` runs again at every replay, on the recorded addresses and with host
-    values as they were. Otherwise it is a plain call.
+    values as they were. Otherwise it is a plain call. `written` gives the positions of the arguments that it may write;
+    by default any tensor that is no parameter.
     """
     graph = current()
     if graph is None:
         return fn(*args)
-    return graph.recorder.launch(fn, args, name or str(getattr(fn, "__name__", type(fn).__name__)))
+    return graph.recorder.launch(fn, args, name or str(getattr(fn, "__name__", type(fn).__name__)), written)
 
 
 class SoftwareDevice(Device):
@@ -62,6 +65,10 @@ class SoftwareDevice(Device):
             )
         return pools.alias(tensor)
 
+    def side_stream(self, name: str) -> SideStream:
+        """The stream called `name`. A capture ends with an error when it is not joined, or when it races."""
+        return SideStream(name)
+
     def node_count(self, graph: Graph) -> int:
         return _graph(graph).node_count
 
@@ -76,6 +83,12 @@ class SoftwareDevice(Device):
             raise CaptureError(
                 "synchronize() while this thread captures: a GPU cannot wait for work that is only recorded"
             )
+
+    def reads_before_writes(self, graphs: Iterable[Graph]) -> list[ReadBeforeWrite]:
+        """`SoftwareGraph.reads_before_writes` of graphs that always replay together, in this order (a recording's
+        segments): what one sets back, a later one may read.
+        """
+        return list(reads_before_writes([entry for graph in graphs for entry in _graph(graph).launches]))
 
     def poison_free(self, pool: PoolHandle) -> int:
         """Fill every free block of `pool` with NaN bytes, whatever the switch says; returns the bytes filled."""

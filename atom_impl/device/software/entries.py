@@ -15,6 +15,14 @@ import torch
 from atom_impl.device.software.operators import tensors_in
 
 
+class Moment(NamedTuple):
+    """Where a launch stands while side streams run: the how-manieth of its stream, and how many of each it follows."""
+
+    stream: str
+    number: int
+    seen: dict[str, int]
+
+
 @dataclass(slots=True)
 class Entry:
     """One launch. `first_event` and `last_event` bound its allocations in the pool's log during the capture."""
@@ -29,6 +37,9 @@ class Entry:
     resized: frozenset[int] = field(
         default_factory=frozenset
     )  # outputs that the capture resized; replay finds them sized
+    results: tuple[torch.Tensor, ...] = ()  # aliases of what it allocated and returned
+    written_at: tuple[int, ...] = ()  # of a foreign kernel: the arguments that it may write
+    moment: Moment | None = None  # None where no side stream was forked
 
     def __str__(self) -> str:
         shapes = ", ".join(

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from atom_impl.device.base import CaptureError, PoolHandle
+from atom_impl.device.software.accesses import ReadBeforeWrite, reads_before_writes
 from atom_impl.device.software.arena import OFF, STRAY, library
 from atom_impl.device.software.dispatch import RecordingMode
 from atom_impl.device.software.entries import Entry, RecordedOp, describe
@@ -23,6 +24,7 @@ from atom_impl.device.software.pool import Pool
 from atom_impl.device.software.recorder import Recorder
 from atom_impl.device.software.script import Script
 from atom_impl.device.software.session import guards, recording
+from atom_impl.device.software.streams import Edge, find_race
 from atom_impl.device.software.thread_state import current, state
 
 _ERROR_MODES = ("global", "thread_local", "relaxed")
@@ -48,6 +50,7 @@ class SoftwareGraph:
         self._error: CaptureError | None = None
         self._script: Script | None = None
         self._outside: OutsideTensors | None = None
+        self._edges: tuple[Edge, ...] = ()
         self._checked = False
         self._saved_generators: list[tuple[torch.Generator, torch.Tensor]] = []
 
@@ -81,14 +84,17 @@ class SoftwareGraph:
         recorder, error = self.recorder, self._error
         if recorder.active is not None:
             raise CaptureError(f"capture_end() inside {recorder.active}, which is one launch; a region cannot break it")
+        error = error or recorder.streams.forgotten()
         script = Script(recorder.pool, recorder.entries) if error is None else None
         self._undo_capture()
         self._close_session()
-        if script is None:
+        error = error or find_race(recorder.entries)
+        if script is None or error is not None:
             self.state = State.ABORTED
             self._forget()
             raise CaptureError(f"the capture is invalid: {error}") from error
         self._script, self._outside = script, recorder.outside
+        self._edges = tuple(recorder.streams.edges)
         self.state = State.READY
 
     def replay(self) -> None:
@@ -134,15 +140,27 @@ class SoftwareGraph:
     @property
     def node_count(self) -> int:
         """Recorded launches. Views, allocations and host work are none."""
-        return len(self._launches)
+        return len(self.launches)
 
     def census(self) -> Counter[str]:
         """How often each operation was recorded, by name."""
-        return Counter(entry.name for entry in self._launches)
+        return Counter(entry.name for entry in self.launches)
 
     def entries(self) -> Iterator[RecordedOp]:
         """Every launch in order: name, tensors, and the host scalars that are frozen in it."""
-        return map(describe, self._launches)
+        return map(describe, self.launches)
+
+    def edges(self) -> tuple[Edge, ...]:
+        """Every fork and join of a side stream, in order."""
+        return self._edges
+
+    def reads_before_writes(self) -> list[ReadBeforeWrite]:
+        """The tensors from outside the pool that a replay reads as it finds them and leaves changed, with the launches.
+
+        A counter that was zeroed outside the graph is one; so is a cache that the graph reads before its step has
+        written it. What a foreign kernel may write counts as read by it as well.
+        """
+        return list(reads_before_writes(self.launches))
 
     @property
     def allocations(self) -> tuple[int, int]:
@@ -150,7 +168,8 @@ class SoftwareGraph:
         return (self._script.allocations, self._script.allocated_bytes) if self._script is not None else (0, 0)
 
     @property
-    def _launches(self) -> list[Entry]:
+    def launches(self) -> list[Entry]:
+        """The recorded launches; `entries()` describes them for an auditor."""
         if self.state is State.CAPTURING:
             return self.recorder.entries
         return self._script.launches if self._script is not None else []
@@ -186,6 +205,7 @@ class SoftwareGraph:
         for generator, saved in self._saved_generators:
             generator.set_state(saved)
         self.recorder.undo.restore()
+        self.recorder.streams.release()
         library().pool_capture_end(self.recorder.pool.id)
         library().stray_reset()
         del self.recorder
@@ -199,4 +219,5 @@ class SoftwareGraph:
     def _forget(self) -> None:
         self._script = None
         self._outside = None
+        self._edges = ()
         self._checked = False

@@ -36,7 +36,7 @@ class Instrumentation:
             if id(module) in self._seen:
                 continue
             self._seen.add(id(module))
-            for name, kind, written in _kernels_of(module.__file__ or ""):
+            for name, kind, written in generated_kernels(module.__file__ or ""):
                 kernel = getattr(module, name, None)
                 if callable(kernel):
                     wrapper = _logged(kernel, name, written) if kind in _LOGGED_KINDS else _refused(kernel, name, kind)
@@ -63,7 +63,7 @@ def loaded_modules() -> list[ModuleType]:
 
 
 @functools.cache
-def _kernels_of(path: str) -> tuple[tuple[str, str, tuple[int, ...] | None], ...]:
+def generated_kernels(path: str) -> tuple[tuple[str, str, tuple[int, ...] | None], ...]:
     """Each kernel in a generated file: its name, its kind, and the positions of the pointers it may write."""
     found = []
     for name, kind, types in _KERNEL.findall(Path(path).read_text()):

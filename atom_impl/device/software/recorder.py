@@ -20,6 +20,7 @@ from atom_impl.device.software.operators import OpFacts, facts_of, has_python_ke
 from atom_impl.device.software.outside import OutsideTensors, Undo
 from atom_impl.device.software.pool import Pool, alias
 from atom_impl.device.software.sites import call_site
+from atom_impl.device.software.streams import Streams
 
 _COPY = "aten::copy_"
 _RESIZE = frozenset(("aten::resize_", "aten::resize_as_"))
@@ -34,6 +35,7 @@ class Recorder:
         self.outside = OutsideTensors()
         self.undo = Undo()
         self.active: str | None = None
+        self.streams = Streams(pool.id)
         self._library = library()
         self._aliases: dict[Any, torch.Tensor] = {}
         self._generators = {_identity(generator) for generator in (torch.default_generator, *generators)}
@@ -69,13 +71,13 @@ class Recorder:
         try:
             with torch._C._DisableTorchDispatch():
                 if written is None:
-                    targets = [t for t in tensors_in(args) if not isinstance(t, torch.nn.Parameter)]
-                else:
-                    targets = [t for position in written for t in tensors_in(args[position])]
-                self._save(targets)
+                    written = [position for position, value in enumerate(args) if _may_be_written(value)]
+                positions = tuple(written)
+                self._save(t for position in positions for t in tensors_in(args[position]))
                 entry = self._new_entry(name, fn, args, {})
+                entry.written_at = positions
                 result = self._run(entry, args, {})
-                self.entries.append(entry)
+                self._log(entry, result)
                 return result
         finally:
             self._library.arena_mode(STRAY)
@@ -100,8 +102,15 @@ class Recorder:
             entry.args, entry.kwargs = self._freeze((args, kwargs), entry)
         nothing_happened = facts.view_without_allocation and entry.first_event == entry.last_event
         if not nothing_happened and not self._is_bare_allocation(facts):
-            self.entries.append(entry)
+            self._log(entry, result)
         return result
+
+    def _log(self, entry: Entry, result: Any) -> None:
+        given = {t.untyped_storage().data_ptr() for t in tensors_in([*entry.args, *entry.kwargs.values()])}
+        made = [t for t in tensors_in(result) if self.pool.owns(t) and t.untyped_storage().data_ptr() not in given]
+        entry.results = tuple(self._alias(t, t.untyped_storage()) for t in made)
+        self.entries.append(entry)
+        self.streams.launched(entry, made)
 
     @staticmethod
     def _is_bare_allocation(facts: OpFacts) -> bool:
@@ -127,7 +136,9 @@ class Recorder:
                 )
             new = alias(_as_bytes(tensor, old_bytes))
             place = first_event + 1  # after the new block was taken, before the old one was given back
-            self.entries.append(Entry(_COPY, torch.ops.aten.copy_.default, (new, old), {}, call_site(), place, place))
+            move = Entry(_COPY, torch.ops.aten.copy_.default, (new, old), {}, call_site(), place, place)
+            self.entries.append(move)
+            self.streams.launched(move, ())
         self._library.arena_mode(OFF)
         return result
 
@@ -208,6 +219,11 @@ class Recorder:
     def _is_host_memory(self, storage: torch.UntypedStorage) -> bool:
         address = storage.data_ptr()
         return bool(address and self._library.stray_contains(address)) or is_host(storage)
+
+
+def _may_be_written(value: Any) -> bool:
+    """Whether a foreign kernel that declares nothing may write this argument."""
+    return any(not isinstance(tensor, torch.nn.Parameter) for tensor in tensors_in(value))
 
 
 def _identity(generator: torch.Generator) -> int:

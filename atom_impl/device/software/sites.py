@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-_INTERNAL = ("torch.", __package__ + ".", "contextlib", "importlib.")
+#: Modules that stand between the user's code and an event: torch, this package, and the debug device beside it.
+_INTERNAL = ("torch.", __package__ + ".", __package__.rpartition(".")[0] + ".debug", "contextlib", "importlib.")
 
 
 def call_site() -> str:
