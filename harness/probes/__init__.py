@@ -16,8 +16,7 @@ __all__ = ["ProbeContext", "ProbeResult", "measure"]
 
 
 def measure(context: ProbeContext) -> ProbeResult:
-    """Run every probe that the lane calls for, in order: plan, numerics, claims, counters, memory, latency,
-    audit.
+    """Run every probe that the lane calls for: plan, numerics, claims, counters, memory, latency, audit, in this order.
 
     The session must have captured. What an engine raises passes through: the worker records it with the phase it
     happened in.
@@ -32,9 +31,9 @@ def measure(context: ProbeContext) -> ProbeResult:
         MemoryProbe(),
     ]
     if context.lane == "serving":
-        # The float32 lane judges arithmetic; its times are nobody's serving times.
+        # The float32 lane judges arithmetic; its times and its ledger are nobody's serving ones.
         probes.append(LatencyProbe())
-    probes.append(AuditProbe())  # last: a profiler leaves traces in what is timed after it
+        probes.append(AuditProbe())  # last: on a GPU it profiles, and what is timed comes first
     result = ProbeResult()
     for probe in probes:
         result.merge(probe.run(context))

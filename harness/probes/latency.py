@@ -47,7 +47,7 @@ class LatencyProbe:
         context.enter(Phase.TIMING)
         result = ProbeResult()
         with torch.inference_mode():
-            for bucket, batch in _full_batches(context):
+            for bucket, batch in full_batches(context):
                 timed = self._bucket(context, bucket, batch)
                 result.merge(_summary(context, bucket, batch, timed))
         return result
@@ -83,7 +83,7 @@ def abba(arms: Sequence[Arm], blocks: int, seed: int) -> list[list[Arm]]:
     return [order if block % 2 == 0 else order[::-1] for block in range(blocks)]
 
 
-def _full_batches(context: ProbeContext) -> list[tuple[int, StepBatch]]:
+def full_batches(context: ProbeContext) -> list[tuple[int, StepBatch]]:
     """One batch that fills each bucket. No context is built: what the cache holds does not change what a step costs."""
     stream, _ = open_stream(context, Effort.of(context), recorded=True)
     first = next(iter(stream.rounds()))
