@@ -16,6 +16,7 @@ PROFILE ?= quick
 ARGS ?=
 # Wall-clock seconds after which `make test` stops and fails.
 TEST_BUDGET_S ?= 1500
+TEST_WORKERS ?= 2
 
 ifeq ($(ENV),venv)
   PY := .venv/bin/python
@@ -30,7 +31,7 @@ NEED := core
 IMPORT_RULES = $(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo
 ON_DEVICE := $(if $(DEVICE),--device $(DEVICE))
 
-.PHONY: help env test lint fmt signoff cells bench clean
+.PHONY: help env test lint fmt signoff cells bench nightly clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,7 +43,7 @@ env: ## make .venv if it is not there, or is not for this checkout and this mach
 test: NEED := test
 test: env ## import rules, then every suite but asv's, within TEST_BUDGET_S
 	@$(IMPORT_RULES)
-	@$(PY) -m pytest --session-timeout=$(TEST_BUDGET_S) $(ON_DEVICE) $(ARGS)
+	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --session-timeout=$(TEST_BUDGET_S) $(ON_DEVICE) $(ARGS)
 
 lint: NEED := all
 lint: env ## ruff, mypy and the import rules
@@ -66,6 +67,10 @@ bench: NEED := bench
 bench: env ## record decode latency and copied bytes of this commit with asv
 	@test -f ~/.asv-machine.json || $(PY) -m asv machine --yes
 	@$(PY) -m asv run --python=same --set-commit-hash "$$(git rev-parse HEAD)" --show-stderr $(ARGS)
+
+nightly: NEED := bench
+nightly: env ## measure and judge PROFILE, make asv's pages, and look back over every stored night
+	@$(PY) -m harness nightly --profile $(PROFILE) $(ON_DEVICE) $(ARGS)
 
 clean: ## remove caches and build leftovers; .venv and results stay
 	rm -rf build dist .asv .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

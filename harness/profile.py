@@ -83,6 +83,15 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_time: dict[str, float] = msgspec.field(default_factory=lambda: {"cpu": 0.02, "cuda": 0.005})
 
 
+class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How two revisions are timed against each other (`harness.comparison`)."""
+
+    pairs: list[int] = msgspec.field(default_factory=lambda: [5, 8, 12, 18])  # cumulative process pairs at each look
+    alpha: float = 0.05  # two-sided, over all looks and the whole matrix
+    quads: int = 4  # ABBA blocks in one pair, per bucket
+    block_steps: int = 5
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     title: str
@@ -93,6 +102,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timing: Timing = msgspec.field(default_factory=Timing)
     time_limits: TimeLimits = msgspec.field(default_factory=TimeLimits)
     budget: Budget = msgspec.field(default_factory=Budget)
+    comparison: Comparison = msgspec.field(default_factory=Comparison)
     baseline_required: bool = False
     isolation: str = "level"  # "level": one worker per level and dtype; "cell": one per cell
 
@@ -179,6 +189,8 @@ def _evidence_problems(profile: Profile) -> Iterator[str]:
         "numerics.soak_steps": (numerics.soak_steps, 0),
         "timing.warmup_steps": (timing.warmup_steps, 0),
         "timing.samples": (timing.samples, 1),
+        "comparison.quads": (profile.comparison.quads, 1),
+        "comparison.block_steps": (profile.comparison.block_steps, 1),
     }
     for name, (value, minimum) in least.items():
         if value < minimum:

@@ -134,6 +134,33 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     holes: dict[str, str] = {}  # cell id -> sizes that its ladder leaves without a bucket or a stated policy
     profile_text: dict[str, Any] = {}  # the profile as it was used, whole
     probes: str = ""  # set when something else than the harness's own probes measured
+    series: str = ""  # machines whose timings may be compared share it
+    inputs: str = ""  # equal for two runs whose models were fed the same
+    sides: dict[str, Any] = {}  # of a comparison: "baseline" and "candidate", each with what code and interpreter it is
+
+
+class AddedGates(msgspec.Struct, frozen=True, kw_only=True, tag="added"):
+    """Gates of a lane that no worker could decide: against a baseline or another revision. A later line replaces it."""
+
+    cell: str
+    lane: str
+    gates: list[GateResult]
+    fate: Fate  # the lane's, with these gates
+    reason: str = ""
+
+
+class PairRecord(msgspec.Struct, frozen=True, kw_only=True, tag="pair"):
+    """One item (cell and bucket) in one fresh pair of processes: every sample of every block, in order of time."""
+
+    cell: str
+    item: str
+    number: int
+    again: bool  # the fresh re-measurement of a FAIL
+    order: list[str]  # the side of each block: "A" is the baseline, "B" the candidate
+    blocks_us: list[list[float]]
+    log_ratio: float  # candidate over baseline
+    started: str  # ISO 8601, UTC
+    load_1min: float = 0.0
 
 
 class CellVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
@@ -162,4 +189,4 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     seconds: float
 
 
-Line = RunHeader | LaneRecord | Verdict
+Line = RunHeader | LaneRecord | AddedGates | PairRecord | Verdict

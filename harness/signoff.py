@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,15 +18,17 @@ from rich.console import Console
 
 import harness
 from harness.baselines import inputs_digest
+from harness.comparison.sides import Revisions, Side
 from harness.errors import HarnessFault, UsageError
 from harness.execution.local import LocalExecutor
 from harness.execution.resume import resume, resume_key
 from harness.filters import Filters, narrow
-from harness.plan import Plan, make_plan
+from harness.plan import SERVING, Plan, make_plan
 from harness.plugins import find_engine, registered_engines, replaced_probes
 from harness.profiles import load_profile
 from harness.progress import progress
-from harness.records import RunHeader
+from harness.records import Fate, GateResult, RunHeader
+from harness.selftest.latest import latest_sentence
 from harness.soundness import plain
 from harness.sources import source_digest
 from harness.standing import Standing, baseline_gates, find_baseline, hold_against
@@ -37,6 +39,8 @@ from harness.waivers import load_waivers
 CHECKOUT = Path(harness.__file__).resolve().parents[1]
 CODE = (CHECKOUT / "harness", CHECKOUT / "atom_impl")
 REPORT = "report.html"
+#: A compared cell: its gates, and the fate and reason of a side that failed.
+Timed = tuple[list[GateResult], tuple[Fate, str] | None]
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Order:
     fresh: bool = False
     command: tuple[str, ...] = ()
     use_baseline: bool = True
+    revisions: Revisions | None = None
 
     @property
     def runs(self) -> Path:
@@ -87,7 +92,7 @@ def prepare(plan: Plan) -> None:
             raise UsageError(f"model {model!r} cannot be used: {error}") from error
 
 
-def declare(order: Order, plan: Plan, kind: str) -> RunHeader:
+def declare(order: Order, plan: Plan, kind: str, sides: Mapping[str, Side] | None = None) -> RunHeader:
     """The header of a new run: what will be held against the records at the end."""
     from harness import machine
 
@@ -95,6 +100,8 @@ def declare(order: Order, plan: Plan, kind: str) -> RunHeader:
     profile, filters = plan.profile, order.filters.named()
     versions = {name: dict(find_engine(name).versions()) for name in profile.axes.engine}
     code = {"sources": source_digest(CODE), "versions": versions, "registered": registered_engines()}
+    records = {side.name: side.record() for side in (sides or {}).values()}
+    code |= {"sides": records} if records else {}
     revision = machine.revision(CHECKOUT)
     started = datetime.now(UTC)
     return RunHeader(
@@ -124,6 +131,7 @@ def declare(order: Order, plan: Plan, kind: str) -> RunHeader:
         probes=replaced_probes(),
         series=machine.series_key(fingerprint, plan.device),
         inputs=inputs_digest(profile),
+        sides=records,
     )
 
 
@@ -131,8 +139,9 @@ class Run:
     """One run being written: new, or resumed where a run of the same declaration was left unfinished."""
 
     def __init__(self, order: Order, plan: Plan, kind: str, say: Callable[[str], None]) -> None:
-        self.order, self.plan, self.started = order, plan, time.monotonic()
-        header = declare(order, plan, kind)
+        self.order, self.plan, self.say, self.started = order, plan, say, time.monotonic()
+        self.sides = _sides(order)
+        header = declare(order, plan, kind, self.sides)
         resumed, notes = (None, []) if order.fresh else resume(order.runs, header)
         for note in notes:
             say(note)
@@ -149,7 +158,9 @@ class Run:
         """Execute what is not recorded yet. Every record is on disk before the next unit ends."""
         missing = [unit for unit in self.plan.units if unit.id not in self.before]
         with progress(console, len(self.plan.units), len(self.before)) as show:
-            executor = LocalExecutor(self.plan.profile, self.plan.device, self.folder / "logs", self.store.append, show)
+            side = next((side for side in self.sides.values() if side.name == "candidate"), None)
+            logs = self.folder / "logs"
+            executor = LocalExecutor(self.plan.profile, self.plan.device, logs, self.store.append, show, side)
             executor.run(missing)
         self.executed += executor.executed
 
@@ -169,16 +180,24 @@ class Run:
     def _stand(self) -> Standing:
         """Hold the run against its baseline, if there is one and it is wanted, and record what that decides."""
         results, run = self.order.results, load_run(self.folder, added=False)
-        standing = Standing(waivers=load_waivers(results))
-        if not self.order.use_baseline:
-            return standing.add(notes=["--no-baseline: an accepted baseline was not looked for."])
-        baseline, missing = find_baseline(run.header, results)
-        if baseline is None:
-            return standing.add(notes=[missing])
+        standing, baseline = Standing(waivers=load_waivers(results)), None
+        standing = standing.add(notes=[latest_sentence(results, run.header.series)])
+        if self.order.use_baseline:
+            baseline, missing = find_baseline(run.header, results)
+            standing = hold_against(baseline, run.header, standing) if baseline else standing.add(notes=[missing])
+        else:
+            standing = standing.add(notes=["--no-baseline: an accepted baseline was not looked for."])
+        timed: Mapping[str, Timed] = {}
+        if self.sides:
+            from harness.comparison.compare import time_revisions
+
+            timed, standing = time_revisions(self.plan, self.sides, self.store, self.say, standing)
         for lane in run.lanes:
-            if gates := baseline_gates(lane, run.header, baseline):
-                self.store.append(added_gates(lane, gates))
-        return hold_against(baseline, run.header, standing)
+            accepted = baseline_gates(lane, run.header, baseline) if baseline else []
+            gates, failure = timed.get(lane.cell, ([], None)) if lane.lane == SERVING else ([], None)
+            if accepted or gates or failure:
+                self.store.append(added_gates(lane, [*accepted, *gates], failure))
+        return standing
 
     def interrupted(self) -> str:
         """What to tell whoever stopped the run; the page says for itself that it is incomplete."""
@@ -193,6 +212,19 @@ class Run:
 
     def report(self) -> Path:
         return write_reports(self.folder)
+
+
+def _sides(order: Order) -> dict[str, Side]:
+    """Both sides of the comparison that a sign-off was asked to make; none without one."""
+    if order.revisions is None:
+        return {}
+    from harness.comparison.compare import sides_of
+
+    sides = sides_of(order.revisions, order.runs)
+    for side in sides.values():
+        if side.name == "candidate" and side.missing:
+            raise UsageError(f"candidate {side}: {side.missing}, so there is nothing to sign off")
+    return sides
 
 
 def write_reports(folder: Path) -> Path:

@@ -59,3 +59,27 @@ def clean_trials_needed(rate: float, confidence: float = 0.95) -> int:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence {confidence}: must lie between 0 and 1, for instance 0.95")
     return int(np.ceil(np.log1p(-confidence) / np.log1p(-rate)))
+
+
+class Rate(NamedTuple):
+    """`hits` of `trials`, with the exact (Clopper-Pearson) two-sided bounds of the true rate."""
+
+    hits: int
+    trials: int
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.hits} of {self.trials} (95 % bounds {100 * self.low:.1f} to {100 * self.high:.1f} %)"
+
+
+def exact_rate(hits: int, trials: int, confidence: float = 0.95) -> Rate:
+    """Bounds that are one-sided where every trial or none hit, so that 0 of 60 is the bound that people quote."""
+    if trials < 1 or not 0 <= hits <= trials:
+        raise ValueError(f"{hits} of {trials} trials: needs at least one trial and 0 <= hits <= trials")
+    if hits == 0:
+        return Rate(0, trials, 0.0, binomial_upper_bound(0, trials, confidence))
+    if hits == trials:
+        return Rate(hits, trials, 1 - binomial_upper_bound(0, trials, confidence), 1.0)
+    bounds = stats.binomtest(hits, trials).proportion_ci(confidence, method="exact")
+    return Rate(hits, trials, float(bounds.low), float(bounds.high))

@@ -16,7 +16,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from harness.errors import IncompleteError, UsageError
-from harness.records import SCHEMA_VERSION, LaneRecord, Line, RunHeader, Verdict
+from harness.records import SCHEMA_VERSION, AddedGates, LaneRecord, Line, PairRecord, RunHeader, Verdict
 
 RECORDS = "records.jsonl"
 _decoder = msgspec.json.Decoder(Line)
@@ -40,10 +40,11 @@ class RunData:
     verdict: Verdict | None = None
     damaged_lines: int = 0
     path: Path | None = None  # the run's folder
+    pairs: list[PairRecord] = field(default_factory=list)
 
 
-def load_run(path: Path | str) -> RunData:
-    """Read a run's folder, or its records file, without changing it.
+def load_run(path: Path | str, *, added: bool = True) -> RunData:
+    """Read a run's folder, or its records file, without changing it; `added=False` leaves lanes as workers left them.
 
     Raises `UsageError` if there is no such run or a newer schema wrote it, `DamagedRun` if its header is unreadable.
     """
@@ -58,12 +59,14 @@ def load_run(path: Path | str) -> RunData:
             f"{file}: schema {header.schema} is newer than this harness reads ({SCHEMA_VERSION}); use a newer checkout"
         )
     verdicts = [line for line in lines if isinstance(line, Verdict)]
+    lanes = [line for line in lines if isinstance(line, LaneRecord)]
     return RunData(
         header=header,
-        lanes=[line for line in lines if isinstance(line, LaneRecord)],
+        lanes=_with_added(lanes, lines) if added else lanes,
         verdict=verdicts[-1] if verdicts else None,
         damaged_lines=damaged + bool(tail),
         path=file.parent,
+        pairs=[line for line in lines if isinstance(line, PairRecord)],
     )
 
 
@@ -217,6 +220,19 @@ def _decode(whole: bytes) -> tuple[list[Line], int]:
         except msgspec.DecodeError:
             damaged += 1
     return lines, damaged
+
+
+def _with_added(lanes: list[LaneRecord], lines: list[Line]) -> list[LaneRecord]:
+    """Each lane with the gates that were decided after its worker ended, and the fate that they leave it."""
+    last = {(line.cell, line.lane): line for line in lines if isinstance(line, AddedGates)}
+
+    def whole(lane: LaneRecord) -> LaneRecord:
+        more = last.get((lane.cell, lane.lane))
+        if more is None:
+            return lane
+        return msgspec.structs.replace(lane, gates=[*lane.gates, *more.gates], fate=more.fate, reason=more.reason)
+
+    return [whole(lane) for lane in lanes]
 
 
 def _undo(fd: int, size: int) -> None:

@@ -10,8 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from harness.errors import FAILED, FAULT, INCOMPLETE, PASS, UNFIT, first_exit_code
-from harness.records import CellVerdict, Fate, GateResult, LaneRecord, RunHeader, Status, Verdict
+from harness.records import AddedGates, CellVerdict, Fate, GateResult, LaneRecord, RunHeader, Status, Verdict
+from harness.standing import Standing
 from harness.store import RunData, recorded_units
+from harness.waivers import apply, expired, unused
 
 PRECEDENCE = tuple(Fate)
 GREEN = frozenset({Fate.MEASURED, Fate.WAIVED, Fate.UNSUPPORTED})
@@ -22,6 +24,7 @@ FAMILY_FATES = {
     "counter": Fate.COST_CHANGED,
     "memory": Fate.COST_CHANGED,
     "latency": Fate.SLOWER,
+    "unaccepted": Fate.FASTER,
 }
 _EXIT_CODES = {
     Fate.INCONCLUSIVE: INCOMPLETE,
@@ -58,13 +61,24 @@ def lane_fate(gates: Sequence[GateResult]) -> tuple[Fate, str]:
     return Fate.MEASURED, ""
 
 
-def conclude(run: RunData, *, executed: int, finished: str, seconds: float) -> Verdict:
+def added_gates(lane: LaneRecord, gates: Sequence[GateResult], failure: tuple[Fate, str] | None = None) -> AddedGates:
+    """`gates` for `lane`, with the fate and reason that all of its gates, and a `failure` beside them, leave it."""
+    found = [(lane.fate, lane.reason), lane_fate([*lane.gates, *gates]), *([failure] if failure else [])]
+    holds = first_fate(fate for fate, _ in found)
+    reason = next(reason for fate, reason in found if fate is holds)
+    return AddedGates(cell=lane.cell, lane=lane.lane, gates=list(gates), fate=holds, reason=reason)
+
+
+def conclude(
+    run: RunData, *, executed: int, finished: str, seconds: float, standing: Standing | None = None
+) -> Verdict:
     """One verdict for a run. `executed` units had an outcome by the executor's own count.
 
     The four counts are taken from four places (header, executor, file, verdicts) and must agree.
     """
-    header = run.header
-    cells = [_judge(cell, header, run.lanes) for cell in header.cells]
+    header, held = run.header, standing or Standing()
+    plain = [_judge(cell, header, run.lanes) for cell in header.cells]
+    cells = [apply(cell, held.waivers, held.today) for cell in plain]
     declared_units = set(header.units)
     reported = sum(len({r.lane for r in _lanes_of(c.cell, run.lanes)}) for c in cells if c.cell not in header.declared)
     counts = {
@@ -75,20 +89,32 @@ def conclude(run: RunData, *, executed: int, finished: str, seconds: float) -> V
     }
     codes = [_EXIT_CODES.get(cell.fate, FAILED) for cell in cells]
     problems = _accounting_problems(counts, run, declared_units)
-    codes += [INCOMPLETE] * bool(problems)
     faults = _faults(run)
     codes += [FAULT] * bool(faults)
-    if header.profile_text.get("baseline_required"):
-        codes.append(INCOMPLETE)
+    if header.profile_text.get("baseline_required") and not held.baseline:
         problems.append(f"Profile {header.profile} requires a baseline, and there is none.")
+    problems += held.problems
+    codes += [INCOMPLETE] * bool(problems)
+    overdue = expired(held.waivers, header.cells, held.today)
+    codes += [FAILED] * bool(overdue)
     code = first_exit_code(codes)
     return Verdict(
         run=header.run,
         exit_code=code,
-        title=_title(code, cells, header),
-        reasons=[*faults, *_red_reasons(cells), *problems, *_scope_reasons(header, run), NO_BASELINE],
+        title=_title(code, cells, header, len(set(counts.values())) > 1),
+        reasons=[
+            *faults,
+            *_red_reasons(cells),
+            *overdue,
+            *problems,
+            *_waived_reasons(cells),
+            *unused(held.waivers, plain, held.today),
+            *_scope_reasons(header, run),
+            *held.notes,
+            *([] if held.baseline else [NO_BASELINE]),
+        ],
         cells=cells,
-        baseline="",
+        baseline=held.baseline,
         finished=finished,
         seconds=seconds,
         **counts,
@@ -171,6 +197,10 @@ def _red_reasons(cells: Iterable[CellVerdict]) -> list[str]:
     return [f"{c.cell} is {c.fate.value}: {c.reason}" for c in red]
 
 
+def _waived_reasons(cells: Iterable[CellVerdict]) -> list[str]:
+    return [f"{c.cell} is {c.reason}" for c in cells if c.fate is Fate.WAIVED]
+
+
 def _scope_reasons(header: RunHeader, run: RunData) -> list[str]:
     reasons = []
     if header.declared:
@@ -187,7 +217,11 @@ def _scope_reasons(header: RunHeader, run: RunData) -> list[str]:
     return reasons
 
 
-def _title(code: int, cells: Sequence[CellVerdict], header: RunHeader) -> str:
+def _incomplete(counts_differ: bool) -> str:
+    return "INCOMPLETE: the counts disagree" if counts_differ else "INCOMPLETE: see the reasons"
+
+
+def _title(code: int, cells: Sequence[CellVerdict], header: RunHeader, counts_differ: bool) -> str:
     judged = [cell for cell in cells if cell.fate is not Fate.UNSUPPORTED]
     fates = Counter(cell.fate for cell in judged)
     red = {fate: n for fate, n in fates.items() if fate not in GREEN}
@@ -196,9 +230,9 @@ def _title(code: int, cells: Sequence[CellVerdict], header: RunHeader) -> str:
     titles = {
         FAULT: "FAULT: the harness is wrong, so nothing is said about the engine",
         UNFIT: f"UNFIT: {fates[Fate.UNFIT]} {total}",
-        FAILED: f"FAIL: {failed} {total}",
-        INCOMPLETE: f"INCOMPLETE: {sum(red.values())} {total} undecided" if red else "INCOMPLETE: the counts disagree",
-        PASS: f"PASS: {len(judged)} {total}",
+        FAILED: f"FAIL: {failed} {total}" if failed else "FAIL: a waiver has expired",
+        INCOMPLETE: f"INCOMPLETE: {sum(red.values())} {total} undecided" if red else _incomplete(counts_differ),
+        PASS: f"PASS: {len(judged)} {total}" + (f", {fates[Fate.WAIVED]} waived" if fates[Fate.WAIVED] else ""),
     }
     scope = [f"narrowed from profile {header.profile}"] * bool(header.filters) + ["other probes"] * bool(header.probes)
     return titles[code] + (f" ({', '.join(scope)})" if scope else "")

@@ -80,7 +80,7 @@ class UnitRun:
             self.clock.enter(Phase.IMPORT)
             engine = _engine(self.unit.cell["engine"])
             self.clock.enter(Phase.BUILD)
-            session = engine.open(self.unit.cell, self._spec())
+            session = engine.open(self.unit.cell, self.spec())
             record = self._measure(session)
         except BaseException as error:  # SystemExit too: an engine that calls sys.exit must not end the run
             self.raised = True
@@ -98,7 +98,7 @@ class UnitRun:
         self.clock.enter(Phase.REPLAY)
         job, unit = self.job, self.unit
         context = ProbeContext(
-            session, unit.cell, self._spec(), job.profile, unit.lane, kind_of(job.device), capture, self.clock.enter
+            session, unit.cell, self.spec(), job.profile, unit.lane, kind_of(job.device), capture, self.clock.enter
         )
         result = find_probes()(context)
         latency, faults = sound_latencies(result.latency)
@@ -153,7 +153,7 @@ class UnitRun:
             **fields,
         )
 
-    def _spec(self) -> SessionSpec:
+    def spec(self) -> SessionSpec:
         from harness.engines.base import SessionSpec
 
         profile, limits = self.job.profile, self.job.profile.limits
@@ -206,7 +206,7 @@ def _event_channel(fd: int) -> Iterator[Send]:
         yield send
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """End with the executor, even by kill -9; a hung worker left behind would hold the GPU and the lock on it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -223,7 +223,7 @@ def main() -> int:
         return BAD_JOB
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks)
-    _die_with(job.parent)
+    die_with(job.parent)
     with suppress(BrokenPipeError), _event_channel(job.events_fd) as send:
         run_job(job, send)
     return 0

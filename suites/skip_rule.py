@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 DECLARED = "declared_skips.toml"
+REFUSED = "what is skipped has not passed"
 
 
 def read_declared(path: Path) -> dict[str, str]:
@@ -31,8 +32,6 @@ class SkipRule:
 
     def __init__(self, declared: Mapping[str, str]) -> None:
         self._declared = declared
-        self.allowed: list[str] = []
-        self.refused: list[str] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -51,20 +50,21 @@ class SkipRule:
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.write_line(
-            f"skipped: {len(self.allowed)} declared, {len(self.refused)} undeclared and therefore failed"
-        )
+        """Counted from the reports, which come together in one process however many run the tests."""
+        stats = terminalreporter.stats
+        declared = len(stats.get("skipped", []))
+        failures = [*stats.get("failed", []), *stats.get("error", [])]
+        refused = sum(REFUSED in str(report.longrepr) for report in failures)
+        terminalreporter.write_line(f"skipped: {declared} declared, {refused} undeclared and therefore failed")
 
     def _judge(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if not report.skipped:
             return
         if any(fnmatchcase(report.nodeid, pattern) for pattern in self._declared):
-            self.allowed.append(report.nodeid)
             return
-        self.refused.append(report.nodeid)
         report.outcome = "failed"
         report.longrepr = (
-            f"{report.nodeid} was skipped ({_reason(report)}), and what is skipped has not passed. Make it run, "
+            f"{report.nodeid} was skipped ({_reason(report)}), and {REFUSED}. Make it run, "
             f"or declare it with a reason in suites/{DECLARED}."
         )
         if hasattr(report, "wasxfail"):

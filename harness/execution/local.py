@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from harness.comparison.sides import Side
 from harness.errors import HarnessFault
 from harness.execution.process import WorkerProcess, how_it_ended
 from harness.execution.watchdog import PhaseTimer, dump_stacks, read_stacks
@@ -38,9 +39,15 @@ class LocalExecutor:
     """Runs units and hands every record to `keep` as soon as it is certain. `executed` counts what it handed over."""
 
     def __init__(
-        self, profile: Profile, device: str, logs: Path, keep: Callable[[LaneRecord], None], listener: Listener
+        self,
+        profile: Profile,
+        device: str,
+        logs: Path,
+        keep: Callable[[LaneRecord], None],
+        listener: Listener,
+        side: Side | None = None,
     ) -> None:
-        self.profile, self.device, self.logs = profile, device, logs
+        self.profile, self.device, self.logs, self.side = profile, device, logs, side
         self._keep, self._listener = keep, listener
         self.executed = 0
         self._workers = len(list(logs.glob("worker-*.log")))  # a resumed run goes on counting
@@ -62,7 +69,7 @@ class LocalExecutor:
         """Run one worker to its end; returns the units that it did not come to."""
         self._workers += 1
         self.logs.mkdir(parents=True, exist_ok=True)
-        worker = WorkerProcess(units, self.profile, self.device, self.logs, self._workers)
+        worker = WorkerProcess(units, self.profile, self.device, self.logs, self._workers, self.side)
         watch = _Watch(worker, units, self.profile, self._listener)
         try:
             for record in watch.records():

@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 import harness
+from harness.comparison.sides import Side
 from harness.execution.output import WorkerOutput
 from harness.execution.watchdog import kill_tree
 from harness.job import EVENTS, Event, Job, UnitSpec
@@ -27,7 +28,16 @@ _CHECKOUT = Path(harness.__file__).resolve().parents[1]
 class WorkerProcess:
     """A started worker. Always `close()` it: that ends it, whatever it was doing."""
 
-    def __init__(self, units: list[Unit], profile: Profile, device: str, folder: Path, number: int) -> None:
+    def __init__(
+        self,
+        units: list[Unit],
+        profile: Profile,
+        device: str,
+        folder: Path,
+        number: int,
+        side: Side | None = None,
+    ) -> None:
+        """`side` names the interpreter and where the engine comes from; without it both are this process's own."""
         self.stack_file = folder / f"worker-{number:03d}.stack"
         self._events, events_write = os.pipe()
         output, output_write = os.pipe()
@@ -41,12 +51,13 @@ class WorkerProcess:
         )
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "harness.worker"],
+                # -P: a folder that happens to hold another engine must not come first on the path
+                [side.python if side else sys.executable, "-P", "-u", "-m", "harness.worker"],
                 stdin=subprocess.PIPE,
                 stdout=output_write,
                 stderr=output_write,
                 pass_fds=(events_write,),
-                env=_environment(),
+                env=side.environment(_CHECKOUT) if side else _environment(),
                 start_new_session=True,  # a Ctrl-C is the executor's to handle, and the group can be ended as one
             )
         finally:
@@ -137,8 +148,8 @@ def how_it_ended(exit_code: int) -> str:
 def _environment() -> dict[str, str]:
     """The caller's environment; the worker must import this same checkout, wherever the command was given.
 
-    Threads that wait for each other by spinning take a core that somebody needs: on a busy machine of two cores one step
-    took ten seconds. They sleep instead, unless the caller said otherwise.
+    Threads that wait for each other by spinning take a core that somebody needs: on a busy machine of two cores one
+    step took ten seconds. They sleep instead, unless the caller said otherwise.
     """
     paths = [str(_CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

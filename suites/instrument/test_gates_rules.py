@@ -179,6 +179,7 @@ def replay(step: int, *, wrong: bool = False, **facts: object) -> Replay:
         ([replay(0), replay(1, wrong=True, padded=True)], "PADDING"),
         ([replay(0), replay(1, wrong=True, after=2)], "LIFETIME"),
         ([replay(0), replay(1, wrong=True, longest=17)], "FROZEN host value"),
+        ([replay(0, bucket=None, longest=99), replay(1), replay(2, wrong=True, longest=17)], "FROZEN host value"),
         ([replay(0, bucket=2), replay(1, wrong=True)], "bucket 4's recording alone"),
         ([replay(0, set_index=3), replay(1, wrong=True, set_index=3)], "carried over"),
         ([replay(0, wrong=True, set_index=3, answer=9), replay(1, wrong=True, set_index=3, answer=9)], "MOVED address"),

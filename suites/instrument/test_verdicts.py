@@ -94,7 +94,7 @@ def test_all_lanes_measured_is_a_pass_that_says_what_was_not_gated() -> None:
         (Fate.INCONCLUSIVE, errors.INCOMPLETE, "INCOMPLETE: 1 of 3 cells undecided"),
         (Fate.FASTER, errors.INCOMPLETE, "INCOMPLETE: 1 of 3 cells undecided"),
         (Fate.UNFIT, errors.UNFIT, "UNFIT: 1 of 3 cells"),
-        (Fate.WAIVED, errors.PASS, "PASS: 3 of 3 cells"),
+        (Fate.WAIVED, errors.PASS, "PASS: 3 of 3 cells, 1 waived"),
     ],
 )
 def test_one_cell_of_a_fate_decides_the_exit_code(fate: Fate, code: int, title: str) -> None:

@@ -1,0 +1,211 @@
+"""Stored records as asv's result files.
+
+asv writes once, after everything: an interrupt lost the night. Our store keeps each cell as it ends, so a night is
+measured once, by the harness, and asv gets its pages from the records afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.cells import DEFAULTS
+from harness.errors import UsageError
+from harness.history.figures import Figure, figures_of_run
+from harness.history.series import commit_times
+from harness.host import UNKNOWN
+from harness.machine import series_key
+from harness.store import RunData
+
+BENCHMARKS = "benchmarks.json"
+MACHINE_VERSION = 1
+ENVIRONMENT = "harness"
+#: Software that makes another line of a plot, as asv's requirements do.
+REQUIREMENTS = ("torch", "triton", "aiter", "rocm")
+
+
+@dataclass(frozen=True)
+class Backfilled:
+    """What one run gave: the file, and how many rows of each benchmark it filled; or why nothing was written."""
+
+    run: str
+    path: Path | None = None
+    rows: int = 0
+    skipped: str = ""
+
+
+class _Result(NamedTuple):
+    """What asv's `Results.add_result` reads of a benchmark that ran."""
+
+    result: list[float | None]
+    samples: list[list[float] | None]
+    number: list[int | None]
+    errcode: int = 0
+    stderr: str = ""
+    profile: bytes | None = None
+
+
+def discover(checkout: Path, results: Path) -> dict[str, dict[str, Any]]:
+    """Every benchmark of the checkout's suite as asv finds it, in `results`/benchmarks.json too.
+
+    Raises UsageError without asv, or if the suite cannot be imported.
+    """
+    _require_asv()
+    folder = _benchmark_dir(checkout)
+    script = (
+        "import sys, asv_runner.discovery as found; sys.path.insert(0, sys.argv[1]);"
+        "found.list_benchmarks(sys.argv[2], open(sys.argv[3], 'w'))"
+    )
+    results.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as listed:
+        command = [sys.executable, "-c", script, str(folder.parent), str(folder), listed.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder.parent)
+        if done.returncode:
+            raise UsageError(f"asv cannot import {folder}: {done.stderr.strip()[-800:]}")
+        benchmarks = {row["name"]: row for row in json.load(listed)}
+    _write_json(results / BENCHMARKS, {**benchmarks, "version": 2})
+    return benchmarks
+
+
+def backfill(
+    runs: Iterable[RunData], checkout: Path, results: Path, benchmarks: Mapping[str, Mapping[str, Any]]
+) -> list[Backfilled]:
+    """Write or complete asv's result file of each run's commit and machine, one run after the other."""
+    times = commit_times(checkout)
+    return [_backfill_one(run, times, results, benchmarks) for run in sorted(runs, key=lambda run: run.header.started)]
+
+
+def _backfill_one(
+    run: RunData, times: Mapping[str, float], results: Path, benchmarks: Mapping[str, Mapping[str, Any]]
+) -> Backfilled:
+    header = run.header
+    commit = str(header.engine_revision.get("commit", UNKNOWN))
+    if commit not in times:
+        return Backfilled(header.run, skipped=f"its commit {commit[:12]} is not in this repository")
+    if header.engine_revision.get("dirty_digest"):
+        return Backfilled(header.run, skipped=f"it ran edits that {commit[:12]} does not hold")
+    filled = {name: _fill(row, run) for name, row in benchmarks.items()}
+    filled = {name: made for name, made in filled.items() if any(value is not None for value in made.result)}
+    if not filled:
+        return Backfilled(header.run, skipped="no row of the suite is a cell of this run")
+    path = _save(run, commit, times[commit], results, filled, benchmarks)
+    count = sum(value is not None for made in filled.values() for value in made.result)
+    return Backfilled(header.run, path, count)
+
+
+def _fill(benchmark: Mapping[str, Any], run: RunData) -> _Result:
+    """One entry a parameter set, None where the run has no such figure."""
+    metric = re.sub(r"^.*\.track_", "", benchmark["name"])
+    figures = [figure for figure in figures_of_run(run) if figure.metric == metric and figure.is_sound]
+    made = _Result([], [], [])
+    for values in product(*benchmark["params"]):
+        figure = _find(figures, dict(zip(benchmark["param_names"], values, strict=True)))
+        made.result.append(None if figure is None else figure.value)
+        made.samples.append(None if figure is None else list(figure.samples))
+        made.number.append(None if figure is None or figure.exact else 1)
+    return made
+
+
+def _find(figures: Sequence[Figure], wanted: Mapping[str, str]) -> Figure | None:
+    """The one served figure that `wanted` (name -> repr, as asv keeps it) describes; None if there is no single one."""
+    fits = [figure for figure in figures if figure.arm == "R" and figure.lane == "serving" and _is(figure, wanted)]
+    return fits[0] if len(fits) == 1 else None
+
+
+def _is(figure: Figure, wanted: Mapping[str, str]) -> bool:
+    facts = {**DEFAULTS, **figure.axes, "batch": figure.batch, "kind": figure.kind}
+    unsaid = {"workload": DEFAULTS["workload"], "model": DEFAULTS["model"], "kind": "", "engine": DEFAULTS["engine"]}
+    return all(repr(facts[name]) == text for name, text in wanted.items()) and all(
+        facts[name] == value for name, value in unsaid.items() if name not in wanted
+    )
+
+
+def _save(
+    run: RunData,
+    commit: str,
+    committed: float,
+    results: Path,
+    filled: Mapping[str, _Result],
+    benchmarks: Mapping[str, Mapping[str, Any]],
+) -> Path:
+    from asv.results import Results
+
+    machine = _machine(run)
+    software = run.header.fingerprint.get("software", {})
+    requirements = {name: str(software[name]) for name in REQUIREMENTS if software.get(name, UNKNOWN) != UNKNOWN}
+    python = str(software.get("python", UNKNOWN))
+    name = "-".join([ENVIRONMENT, f"py{python}", *(f"{key}{value}" for key, value in requirements.items())])
+    params = {**machine, "python": python, **requirements}
+    params.pop("version")
+    made = Results(params, requirements, commit, int(committed) * 1000, python, name, {})
+    made.load_data(str(results))
+    for key, result in filled.items():
+        known = made.get_all_result_keys()
+        again = key in known and made.benchmark_version.get(key) == benchmarks[key]["version"]
+        made.add_result(
+            benchmarks[key],
+            result,
+            started_at=datetime.fromisoformat(run.header.started).astimezone(UTC),
+            record_samples=True,
+            selected_idx={index for index, value in enumerate(result.result) if value is not None} if again else None,
+        )
+    folder = results / machine["machine"]
+    _write_json(folder / "machine.json", machine)
+    with tempfile.TemporaryDirectory(dir=results) as whole:  # asv's own write may be cut short
+        made.save(whole)
+        (written,) = Path(whole).rglob("*.json")
+        target = folder / written.name
+        os.replace(written, target)
+    return target
+
+
+def _machine(run: RunData) -> dict[str, Any]:
+    """The machine as asv describes one. Its name is that of the series, so that like is held against like."""
+    facts = run.header.fingerprint
+    gpus = facts.get("gpus") or []
+    return {
+        "machine": series_key(facts, run.header.device),
+        "arch": str(facts["os"]["architecture"]),
+        "cpu": str(facts["cpu"]["model"]),
+        "num_cpu": str(facts["cpu"]["usable_cores"]),
+        "os": str(facts["os"]["name"]),
+        "ram": str(facts["memory_mib"] * 1024),
+        "gpu": f"{len(gpus)} x {gpus[0].get('name', UNKNOWN)}" if gpus else "none",
+        "version": MACHINE_VERSION,
+    }
+
+
+def _benchmark_dir(checkout: Path) -> Path:
+    """What asv.conf.json names. The file may hold comments, which JSON has none of."""
+    try:
+        text = (checkout / "asv.conf.json").read_text()
+    except OSError as error:
+        raise UsageError(f"{checkout / 'asv.conf.json'} cannot be read: {error.strerror}") from error
+    found = re.search(r'"benchmark_dir"\s*:\s*"([^"]+)"', text)
+    if found is None:
+        raise UsageError(f"{checkout / 'asv.conf.json'} names no benchmark_dir")
+    return checkout / found[1]
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=4, sort_keys=True) + "\n")
+    os.replace(partial, path)
+
+
+def _require_asv() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("asv") is None or find_spec("asv_runner") is None:
+        raise UsageError("asv is not installed: pip install asv==0.6.6 asv_runner==0.3.2, or the [asv] extra")

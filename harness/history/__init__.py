@@ -1,0 +1,1 @@
+"""Night after night: figures of stored runs as series, and what changed in them."""

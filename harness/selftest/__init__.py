@@ -1,0 +1,1 @@
+"""The instrument measured by itself: how often it cries wolf, and how often it sleeps."""
