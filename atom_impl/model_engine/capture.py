@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from atom_impl.config import CUDAGraphMode
-from atom_impl.utils.graph_recording import Recording
+from atom_impl.graphs.recording import Recording
 from atom_impl.utils.region_graph import graph_pool
 
 if TYPE_CHECKING:

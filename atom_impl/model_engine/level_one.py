@@ -12,9 +12,9 @@ from typing import cast
 
 from torch import nn
 
-from atom_impl.utils.guard_free import function_with_code
+from atom_impl.compilation.guard_free import function_with_code
+from atom_impl.compilation.whole_graph_backend import compile_as_is
 from atom_impl.utils.region_graph import units_of
-from atom_impl.utils.whole_graph_backend import compile_as_is
 
 _MARK = "_forward_as_written"
 

@@ -19,16 +19,16 @@ import torch.fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.passes.split_module import split_module
 
+from atom_impl.compilation.artefact_store import private_dir, write_atomically
+from atom_impl.compilation.cache_identity import local_cache_dir
+from atom_impl.compilation.compile_gate import check_may_compile
+from atom_impl.compilation.compiler_manager import CompilerManager, make_compiler
+from atom_impl.compilation.copy_inputs import StaticInputs
+from atom_impl.compilation.piece_graphs import fake_inputs, is_fixed, return_tuple, symbol_ranges
+from atom_impl.compilation.split_ops import splitting_nodes
 from atom_impl.config import Config, CUDAGraphMode
-from atom_impl.utils.artefact_store import private_dir, write_atomically
-from atom_impl.utils.cache_identity import local_cache_dir
 from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compile_gate import check_may_compile
-from atom_impl.utils.compiler_manager import CompilerManager, make_compiler
-from atom_impl.utils.copy_inputs import StaticInputs
 from atom_impl.utils.cuda_piecewise_backend import PiecewiseBackend
-from atom_impl.utils.piece_graphs import fake_inputs, is_fixed, return_tuple, symbol_ranges
-from atom_impl.utils.split_ops import splitting_nodes
 
 __all__ = [
     "CompilerManager",

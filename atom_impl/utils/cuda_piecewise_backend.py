@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
-from atom_impl.utils.compile_gate import check_may_compile
+from atom_impl.compilation.compile_gate import check_may_compile
 
 if TYPE_CHECKING:
-    from atom_impl.utils.compiler_manager import CompilerManager
+    from atom_impl.compilation.compiler_manager import CompilerManager
 
 
 @dataclass

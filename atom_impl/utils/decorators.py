@@ -14,18 +14,18 @@ from typing import Any, TypeVar, cast, overload
 import torch
 import torch.fx
 
-from atom_impl.config import CompilationLevel, Config
-from atom_impl.utils.backends import VllmBackend
-from atom_impl.utils.debug_dump import (
+from atom_impl.compilation.debug_dump import (
     dump_code,
     end_monitoring_torch_compile,
     start_monitoring_torch_compile,
 )
-from atom_impl.utils.dynamic_dims import checked_dims, inferred_dims
-from atom_impl.utils.guard_free import Backend, GuardFreeDispatch, function_with_code
-from atom_impl.utils.state_writes import ADVICE, rebound_state, written_state
-from atom_impl.utils.traced_code import traced_files
-from atom_impl.utils.whole_graph_backend import InductorOnceBackend
+from atom_impl.compilation.dynamic_dims import checked_dims, inferred_dims
+from atom_impl.compilation.guard_free import Backend, GuardFreeDispatch, function_with_code
+from atom_impl.compilation.state_writes import ADVICE, rebound_state, written_state
+from atom_impl.compilation.traced_code import traced_files
+from atom_impl.compilation.whole_graph_backend import InductorOnceBackend
+from atom_impl.config import CompilationLevel, Config
+from atom_impl.utils.backends import VllmBackend
 
 __all__ = [
     "TorchCompileWrapperWithCustomDispatcher",

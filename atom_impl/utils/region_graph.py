@@ -14,10 +14,10 @@ from torch import nn
 
 from atom_impl.device import Device, PoolHandle, get_device
 from atom_impl.device.base import CaptureError
+from atom_impl.graphs.recording import MissingRecordingError, Recording, ReplayError
+from atom_impl.graphs.session import Session, current_session, eager_region, record
 from atom_impl.utils import tree
 from atom_impl.utils.forward_context import get_forward_context, token_graph_action
-from atom_impl.utils.graph_recording import MissingRecordingError, Recording, ReplayError
-from atom_impl.utils.graph_session import Session, current_session, eager_region, record
 from atom_impl.utils.ladder import smallest_bucket
 from atom_impl.utils.step_ledger import CopyKind
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import atom_impl
+from atom_impl.compilation.compiler_manager import CACHE_FILE
 from atom_impl.config import OP_BACKENDS, CompilationConfig, CompilationLevel, Config, CUDAGraphMode
 from atom_impl.device.software import SoftwareGraph
 from atom_impl.device.software.bodies import body_of
@@ -22,7 +23,6 @@ from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.model_engine.staging import Tail
 from atom_impl.model_loader import load_model, resolve_model
 from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compiler_manager import CACHE_FILE
 from atom_impl.utils.region_graph import reset_graph_pool
 from atom_impl.utils.step_ledger import Fallback, StepRecord
 from harness.cells import Cell

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from atom_impl.compilation.compile_gate import refusing_compiles
+from atom_impl.compilation.copy_inputs import StaticInputs
 from atom_impl.config import CUDAGraphMode
 from atom_impl.utils import backends
 from atom_impl.utils.backends import VllmBackend, set_model_tag
 from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compile_gate import refusing_compiles
-from atom_impl.utils.copy_inputs import StaticInputs
 from atom_impl.utils.cuda_piecewise_backend import PiecewiseBackend
 from suites.contract.toy_pieces import ToyBody, toy, toy_batch, toy_config
 

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from atom_impl.config import CompilationConfig, Config
-from atom_impl.utils import cache_identity, toolchain
-from atom_impl.utils.artefact_store import (
+from atom_impl.compilation import cache_identity, toolchain
+from atom_impl.compilation.artefact_store import (
     MANIFEST,
     ArtefactMiss,
     locked,
@@ -27,10 +26,11 @@ from atom_impl.utils.artefact_store import (
     verify,
     write_atomically,
 )
-from atom_impl.utils.cache_identity import cache_root, code_hash, local_cache_dir, rank
+from atom_impl.compilation.cache_identity import cache_root, code_hash, local_cache_dir, rank
+from atom_impl.compilation.compiler_manager import CACHE_FILE, CompilerManager
+from atom_impl.config import CompilationConfig, Config
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.compiler_inferface import CompilerInterface
-from atom_impl.utils.compiler_manager import CACHE_FILE, CompilerManager
 from suites.contract.small_model import small_model
 from suites.contract.toy_pieces import op_graph, toy_config
 
@@ -253,7 +253,7 @@ def test_a_directory_that_others_may_write_to_is_refused(mode: int, tmp_path: Pa
 def test_a_lock_that_cannot_be_had_is_told_and_not_waited_for_in_vain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atom_impl.utils.artefact_store.LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("atom_impl.compilation.artefact_store.LOCK_TIMEOUT_S", 0.05)
     with locked(tmp_path, "piece") as first, locked(tmp_path, "piece") as second:
         assert (first, second) == (True, False)
     with locked(tmp_path, "piece") as again:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atom_impl.utils.compile_gate import check_may_compile, refusal, refusing_compiles
+from atom_impl.compilation.compile_gate import check_may_compile, refusal, refusing_compiles
 from suites.contract.toy_pieces import toy, toy_batch, toy_config
 
 

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from atom_impl.utils import compiler_inferface, compiler_manager
+from atom_impl.compilation import compiler_manager
+from atom_impl.compilation.compiler_manager import make_compiler
+from atom_impl.compilation.inductor_adaptor import AlwaysHitShapeEnv, InductorAdaptor
+from atom_impl.utils import compiler_inferface
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.compiler_inferface import (
     CompilerInterface,
@@ -22,8 +25,6 @@ from atom_impl.utils.compiler_inferface import (
     InductorStandaloneAdaptor,
     set_inductor_config,
 )
-from atom_impl.utils.compiler_manager import make_compiler
-from atom_impl.utils.inductor_adaptor import AlwaysHitShapeEnv, InductorAdaptor
 from suites.contract.toy_pieces import op_graph, toy_config
 
 

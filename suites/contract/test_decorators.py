@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from atom_impl.compilation.whole_graph_backend import compile_as_is
 from atom_impl.config import Config
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.decorators import TorchCompileWrapperWithCustomDispatcher, support_torch_compile
-from atom_impl.utils.whole_graph_backend import compile_as_is
 from suites.contract.toy_pieces import ToyBody, toy, toy_batch, toy_config
 
 IDS = torch.tensor([2, 0, 1])

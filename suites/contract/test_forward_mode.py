@@ -5,6 +5,8 @@ The decision is enumerated over every batch and phase and compared with arithmet
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from atom_impl.config import CUDAGraphMode
@@ -15,8 +17,8 @@ LADDER = (1, 2, 4, 8)
 CAPTURED = Captured(requests=LADDER, decode_tokens=LADDER, prefill_tokens=(16, 64), done=True)
 
 
-def decide(mode: str, *, prefill: bool = False, batch: int = 1, rows: int | None = None, **changes) -> ForwardMode:
-    settings = {"max_seqlen_q": 1, "captured": CAPTURED} | changes
+def decide(mode: str, *, prefill: bool = False, batch: int = 1, rows: int | None = None, **changes: Any) -> ForwardMode:
+    settings: dict[str, Any] = {"max_seqlen_q": 1, "captured": CAPTURED, **changes}
     return ForwardMode.decide(
         mode=CUDAGraphMode[mode],
         is_prefill=prefill,

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from atom_impl.utils.graph_identity import piece_fingerprint
+from atom_impl.compilation.graph_identity import piece_fingerprint
 
 ROWS = 4
 

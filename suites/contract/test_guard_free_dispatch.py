@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import nn
 
+from atom_impl.compilation.call_signature import SignatureMismatch
 from atom_impl.config import CompilationConfig, Config
 from atom_impl.models.llama import LlamaForCausalLM
-from atom_impl.utils.call_signature import SignatureMismatch
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.decorators import support_torch_compile
 from atom_impl.utils.forward_context import Context, reset_forward_context, set_forward_context

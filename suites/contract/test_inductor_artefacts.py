@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from atom_impl.utils import compiler_manager
-from atom_impl.utils.artefact_store import MANIFEST
+from atom_impl.compilation import compiler_manager
+from atom_impl.compilation.artefact_store import MANIFEST
 from atom_impl.utils.compilation_counter import compilation_counter
 from suites.contract.toy_pieces import toy, toy_batch, toy_config
 

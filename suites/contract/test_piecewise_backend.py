@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from atom_impl.utils.compile_gate import refusing_compiles
+from atom_impl.compilation.compile_gate import refusing_compiles
 from atom_impl.utils.cuda_piecewise_backend import ConcreteSizeEntry, PiecewiseBackend
 from suites.contract.toy_pieces import op_graph
 

@@ -12,9 +12,9 @@ import logging
 import pytest
 import torch
 
+from atom_impl.compilation.split_ops import DEFAULT_SPLITTING_OPS, normalise_op_name
 from atom_impl.utils.backends import SplitItem, split_graph
 from atom_impl.utils.custom_register import direct_register_custom_op, mark_spliting_op
-from atom_impl.utils.split_ops import DEFAULT_SPLITTING_OPS, normalise_op_name
 from suites.contract.toy_pieces import op_graph
 
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from atom_impl.device.software import pool as pools
-from atom_impl.utils import graph_session, tree
-from atom_impl.utils.graph_recording import InputSlot
+from atom_impl.graphs import session as graph_session
+from atom_impl.graphs.recording import InputSlot
+from atom_impl.utils import tree
 from suites.correctness.replay_machine import ReplayMachine
 
 Session = graph_session.Session

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from atom_impl.config import CompilationConfig, Config, CUDAGraphMode
+from atom_impl.graphs.recording import ReplayError
 from atom_impl.model_engine.batch import ScheduledBatch
 from atom_impl.model_engine.capture import recordings_of
 from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.model_loader import load_model, resolve_model
 from atom_impl.utils.forward_context import ForwardContext, get_forward_context
-from atom_impl.utils.graph_recording import ReplayError
 from atom_impl.utils.region_graph import reset_graph_pool
 from atom_impl.utils.step_ledger import CopyKind, Fallback
 
@@ -32,9 +32,10 @@ def make(model_name: str, device: str) -> Iterator[Make]:
 
     def runner(mode: str, level: int = 0, **settings: Any) -> ModelRunner:
         source = resolve_model(model_name)
-        compilation = {"level": level, "cudagraph_mode": CUDAGraphMode[mode], "cudagraph_capture_sizes": LADDER}
+        compilation: dict[str, Any] = {"level": level, "cudagraph_mode": CUDAGraphMode[mode]}
+        compilation["cudagraph_capture_sizes"] = LADDER
         compilation |= settings.pop("compilation", {})
-        defaults = {
+        defaults: dict[str, Any] = {
             "dtype": torch.float32,
             "device": device,
             "max_num_seqs": 6,
@@ -130,6 +131,7 @@ def test_segments_regions_and_copies_follow_from_the_model(make: Make) -> None:
         runner = make(mode)
         runner.capture_cudagraph()
         record = runner.step(decode(3, 0)).record
+        assert runner.config.hf_config is not None
         layers = runner.config.hf_config.num_hidden_layers
         assert (record.segments, record.regions) == ((layers + 1, layers) if per_layer else (1, 0))
         assert record.copies[CopyKind.STAGING].count == len(runner.staging.layout())

@@ -6,8 +6,10 @@ replay with a plain run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 
 from atom_impl.config import Config
 from atom_impl.device import CaptureError, get_device
-from atom_impl.utils.forward_context import Context, forward_context, get_forward_context
+from atom_impl.utils.forward_context import Context, ForwardContext, forward_context, get_forward_context
 from atom_impl.utils.region_graph import (
     MissingRecordingError,
     ReplayError,
@@ -50,19 +52,20 @@ class Step:
 
     def __init__(self, rows: int, dev: torch.device, *, scale: float = 2.0, prefill: bool = False) -> None:
         self.record = StepRecord()
-        self.metadata: dict[str, object] = {"scale": scale, "max_seqlen_q": 1}
+        self.metadata: dict[str, Any] = {"scale": scale, "max_seqlen_q": 1}
         self.context = Context(torch.zeros(rows, device=dev), is_prefill=prefill, batch_size=rows, running_bs=rows)
 
-    def __call__(self, action: str | None = None) -> object:
+    def __call__(self, action: Any = None) -> AbstractContextManager[ForwardContext]:
         return forward_context(self.metadata, Config(), self.context, tr_graph=action, record=self.record)
 
 
 @eager_region
 def scaled(x: torch.Tensor) -> torch.Tensor:
-    return x * get_forward_context().attn_metadata["scale"]
+    metadata: Any = get_forward_context().attn_metadata
+    return x * metadata["scale"]
 
 
-def run(graph: TokenGraph, function: object, x: torch.Tensor, step: Step, action: str) -> torch.Tensor:
+def run(graph: TokenGraph, function: Callable[..., Any], x: torch.Tensor, step: Step, action: str) -> Any:
     with step(None):
         graph.learn(function(x))
     with step(action):
@@ -71,7 +74,7 @@ def run(graph: TokenGraph, function: object, x: torch.Tensor, step: Step, action
         return graph.replay(x, phase="decode")
 
 
-def recorded(function: object, x: torch.Tensor, dev: torch.device) -> TokenGraph:
+def recorded(function: Callable[..., Any], x: torch.Tensor, dev: torch.device) -> TokenGraph:
     graph = TokenGraph("unit", device=get_device(dev.type))
     run(graph, function, x, Step(x.shape[0], dev), "record")
     return graph
@@ -125,7 +128,9 @@ class Pair:
         ("view of its argument", lambda t: t[:, : WIDTH // 2], lambda r: r),
     ],
 )
-def test_every_kind_of_region_result_lands_where_the_next_segment_reads(kind, make, read, dev: torch.device) -> None:
+def test_every_kind_of_region_result_lands_where_the_next_segment_reads(
+    kind: str, make: Callable[..., Any], read: Callable[..., Any], dev: torch.device
+) -> None:
     region = eager_region(make)
     x = torch.randn(4, WIDTH, device=dev)
 
@@ -236,7 +241,9 @@ def test_fewer_rows_than_the_bucket_get_a_zero_tail_that_is_counted(dev: torch.d
         (lambda x: None, "agree on their rows"),
     ],
 )
-def test_an_argument_of_another_kind_is_refused_by_name(change, message: str, dev: torch.device) -> None:
+def test_an_argument_of_another_kind_is_refused_by_name(
+    change: Callable[..., Any], message: str, dev: torch.device
+) -> None:
     x = torch.randn(4, WIDTH, device=dev)
     graph = recorded(lambda t: t + 1, x, dev)
     with Step(4, dev)("replay"), pytest.raises(ReplayError, match=message):

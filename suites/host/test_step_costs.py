@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import nn
 
+from atom_impl.compilation.cache_identity import code_hash
+from atom_impl.compilation.copy_inputs import StaticInputs
+from atom_impl.compilation.guard_free import GuardFreeDispatch
 from atom_impl.config import CompilationConfig, CompilationLevel, Config, CUDAGraphMode
 from atom_impl.model_engine.batch import ScheduledBatch
 from atom_impl.model_engine.staging import StagingBuffers
 from atom_impl.models.model_config import ModelConfig
-from atom_impl.utils.cache_identity import code_hash
-from atom_impl.utils.copy_inputs import StaticInputs
 from atom_impl.utils.forward_context import (
     Context,
     get_forward_context,
@@ -28,7 +29,6 @@ from atom_impl.utils.forward_context import (
     token_graph_action,
 )
 from atom_impl.utils.forward_mode import Captured, ForwardMode
-from atom_impl.utils.guard_free import GuardFreeDispatch
 from atom_impl.utils.step_ledger import CopyKind, Fallback, StepLedger, StepRecord
 
 LADDERS = {3: (1, 2, 4), 35: (1, 2, 4, *range(8, 257, 8))}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from atom_impl.graphs.recording import Recording, Segment
 from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.model_engine.staging import CpuGpuBuffer
 from atom_impl.models.llama import LlamaDecoderLayer
-from atom_impl.utils.graph_recording import Recording, Segment
 from atom_impl.utils.region_graph import current_session
 from atom_impl.utils.step_ledger import CopyKind, StepRecord
 from harness.cells import Cell

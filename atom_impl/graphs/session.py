@@ -16,12 +16,12 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from atom_impl.compilation.compile_gate import refusing_compiles
 from atom_impl.device.base import CaptureError, Device, Graph, PoolHandle
+from atom_impl.graphs.recording import HandOff, InputSlot, Recording, Region, Segment, weight_addresses
 from atom_impl.utils import tree
 from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compile_gate import refusing_compiles
 from atom_impl.utils.forward_context import get_forward_context
-from atom_impl.utils.graph_recording import HandOff, InputSlot, Recording, Region, Segment, weight_addresses
 from atom_impl.utils.step_ledger import StepRecord
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 import torch.fx
 
-from atom_impl.utils.artefact_store import ArtefactMiss, private_dir
+from atom_impl.compilation.artefact_store import ArtefactMiss, private_dir
+from atom_impl.compilation.native_kernels import probe_cpu_features
+from atom_impl.compilation.toolchain import toolchain
+from atom_impl.compilation.torch_compat import own_cache_keys
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.compiler_inferface import Compiled, CompilerInterface, Handle, set_inductor_config
-from atom_impl.utils.native_kernels import probe_cpu_features
 from atom_impl.utils.stable_hash import stable_hash
-from atom_impl.utils.toolchain import toolchain
-from atom_impl.utils.torch_compat import own_cache_keys
 
 
 class AlwaysHitShapeEnv:

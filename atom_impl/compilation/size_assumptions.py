@@ -13,7 +13,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 import torch.fx
 
-from atom_impl.utils.torch_compat import size_guards
+from atom_impl.compilation.torch_compat import size_guards
 
 #: Where Dynamo evaluates a condition of the traced Python. Other assumptions about 0 and 1 come from inside operations,
 #: which ask in order to lay a result out, and what they answer for two rows is right for one and for none.

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.fx
 
+from atom_impl.compilation.compile_gate import check_may_compile
+from atom_impl.compilation.torch_compat import own_cache_keys
 from atom_impl.config import Config
 from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compile_gate import check_may_compile
-from atom_impl.utils.torch_compat import own_cache_keys
 
 Compiled = Callable[..., Any]
 

@@ -21,13 +21,13 @@ import torch
 import torch.fx
 import torch.fx.experimental._config as symbolic_config
 
-from atom_impl.utils.baked_values import BakedValues
-from atom_impl.utils.call_signature import CallSignature, SignatureMismatch, SizeRules
+from atom_impl.compilation.baked_values import BakedValues
+from atom_impl.compilation.call_signature import CallSignature, SignatureMismatch, SizeRules
+from atom_impl.compilation.compile_gate import check_may_compile
+from atom_impl.compilation.size_assumptions import about_results, by_compiler
+from atom_impl.compilation.torch_compat import cache_entries, size_guards
+from atom_impl.compilation.traced_inputs import stand_ins
 from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compile_gate import check_may_compile
-from atom_impl.utils.size_assumptions import about_results, by_compiler
-from atom_impl.utils.torch_compat import cache_entries, size_guards
-from atom_impl.utils.traced_inputs import stand_ins
 
 logger = logging.getLogger(__name__)
 

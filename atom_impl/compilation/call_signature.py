@@ -14,7 +14,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from atom_impl.utils.traced_inputs import same_layout
+from atom_impl.compilation.traced_inputs import same_layout
 
 
 class SignatureMismatch(RuntimeError):

@@ -15,8 +15,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 import torch.fx
 
-from atom_impl.utils.split_ops import op_names
-from atom_impl.utils.torch_compat import symbol_hint
+from atom_impl.compilation.split_ops import op_names
+from atom_impl.compilation.torch_compat import symbol_hint
 
 FORMAT = "piece-2"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from atom_impl.utils.torch_compat import guard_kind
+from atom_impl.compilation.torch_compat import guard_kind
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 

@@ -18,10 +18,13 @@ from typing import Any
 
 import torch.fx
 
+from atom_impl.compilation.artefact_store import ArtefactMiss, locked, private_dir, write_atomically
+from atom_impl.compilation.compile_gate import check_may_compile
+from atom_impl.compilation.graph_identity import piece_fingerprint
+from atom_impl.compilation.size_assumptions import by_compiler
+from atom_impl.compilation.torch_compat import has_standalone_compile, size_guards
 from atom_impl.config import CompilationConfig
-from atom_impl.utils.artefact_store import ArtefactMiss, locked, private_dir, write_atomically
 from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compile_gate import check_may_compile
 from atom_impl.utils.compiler_inferface import (
     Compiled,
     CompilerInterface,
@@ -29,9 +32,6 @@ from atom_impl.utils.compiler_inferface import (
     Handle,
     InductorStandaloneAdaptor,
 )
-from atom_impl.utils.graph_identity import piece_fingerprint
-from atom_impl.utils.size_assumptions import by_compiler
-from atom_impl.utils.torch_compat import has_standalone_compile, size_guards
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def make_compiler(compilation_config: CompilationConfig) -> CompilerInterface:
         return EagerAdaptor()
     if has_standalone_compile():
         return InductorStandaloneAdaptor()
-    from atom_impl.utils.inductor_adaptor import InductorAdaptor
+    from atom_impl.compilation.inductor_adaptor import InductorAdaptor
 
     return InductorAdaptor()
 

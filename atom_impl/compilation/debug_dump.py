@@ -16,9 +16,9 @@ from types import CodeType
 
 import torch.fx
 
+from atom_impl.compilation.artefact_store import write_atomically
+from atom_impl.compilation.cache_identity import rank
 from atom_impl.config import CompilationConfig, Config
-from atom_impl.utils.artefact_store import write_atomically
-from atom_impl.utils.cache_identity import rank
 
 logger = logging.getLogger(__name__)
 

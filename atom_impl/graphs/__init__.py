@@ -1,0 +1,1 @@
+"""Recording sessions and finished recordings: what stands behind `atom_impl.utils.region_graph`."""
