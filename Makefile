@@ -31,7 +31,7 @@ NEED := core
 IMPORT_RULES = $(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo
 ON_DEVICE := $(if $(DEVICE),--device $(DEVICE))
 
-.PHONY: help env test lint fmt signoff cells bench nightly clean
+.PHONY: help env test proofs lint fmt signoff cells bench nightly clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,10 @@ test: NEED := test
 test: env ## import rules, then every suite but asv's, within TEST_BUDGET_S
 	@$(IMPORT_RULES)
 	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile --session-timeout=$(TEST_BUDGET_S) $(ON_DEVICE) $(ARGS)
+
+proofs: NEED := test
+proofs: env ## the slow proofs: a planted slowdown is found by a comparison of revisions
+	@$(PY) -m pytest suites/proofs $(ON_DEVICE) $(ARGS)
 
 lint: NEED := all
 lint: env ## ruff, mypy and the import rules

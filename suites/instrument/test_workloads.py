@@ -52,7 +52,10 @@ def test_the_prompts_are_english_paragraphs_long_enough_for_a_context() -> None:
     assert all(len(part.split()) >= 50 and part.isascii() for part in parts if not part.startswith("def "))
 
 
-@pytest.mark.parametrize("stream", [decode(), decode(padded=False), prefill(), prefill(padded=False)], ids=repr)
+STREAMS = ["decode", "decode unpadded", "prefill", "prefill unpadded"]
+
+
+@pytest.mark.parametrize("stream", [decode(), decode(padded=False), prefill(), prefill(padded=False)], ids=STREAMS)
 def test_every_step_stays_inside_the_limits_and_owns_its_slots_alone(stream: Stream) -> None:
     for batch in batches(stream):
         assert 1 <= len(batch.token_ids) <= LIMITS.max_num_seqs

@@ -29,7 +29,9 @@ class Start:
     version = f"protocol {PROTOCOL_VERSION}"
 
     def setup_cache(self) -> dict[str, Figures]:
-        from atom_impl.utils.cache_identity import cache_root  # torch takes seconds, and each row imports this module
+        from atom_impl.compilation.cache_identity import (
+            cache_root,  # torch takes seconds, and each row imports this module
+        )
 
         with tempfile.TemporaryDirectory(prefix="asv-start-") as folder:
             own = {name: str(Path(folder, name)) for name in ("ATOM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")}
