@@ -1,0 +1,84 @@
+"""A dozen planted faults, each found by the gate that it names, each with a control that stays silent.
+
+Cosine similarity, default tolerances and an end-to-end comparison all passed a stale row, zeroed logits and a slip of
+one per cent. A gate that has never failed for the fault it is for is a line of text. `harness mutants` plants them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from harness.mutants.command import choose, ground_of
+from harness.mutants.kinds import KINDS, NOT_YET
+from harness.mutants.mutant import Mutant, find_mutants
+from harness.mutants.runner import Outcome, State, run_mutant
+
+HERE = Path(__file__).resolve().parent
+DOZEN = choose(HERE, (), quick=True)
+#: Besides the docstring, imports and blank lines.
+LINES = 30
+Running = dict[str, Future[Outcome]]
+
+
+@pytest.fixture(scope="module")
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The mutants of the selected tests, two children at a time; what is not waited for at the end is not started."""
+    ground = ground_of(HERE, tmp_path_factory.mktemp("mutants"), str(request.config.getoption("--device")))
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    selected = {spec.params.get("name") for spec in specs if spec is not None}
+    with ThreadPoolExecutor(max_workers=2) as executor:
+        chosen = {path: mutant for path, mutant in DOZEN.items() if path.stem in selected}
+        yield {path.stem: executor.submit(run_mutant, path, mutant, ground) for path, mutant in chosen.items()}
+        executor.shutdown(cancel_futures=True)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [path.stem for path in DOZEN])
+def test_a_planted_fault_is_found_and_its_control_is_silent(name: str, running: Running) -> None:
+    outcome = running[name].result()
+    said = outcome.finding.message if outcome.finding else "nothing"
+    alarm = f"; the control: {outcome.alarm.name}: {outcome.alarm.message}" if outcome.alarm else ""
+    assert outcome.state is State.CAUGHT, f"{outcome.mutant.name} {outcome.state.value}: {said}{alarm}"
+
+
+def test_the_dozen_covers_a_dozen_faults_of_as_many_kinds_as_it_can() -> None:
+    kinds = {mutant.kind for mutant in DOZEN.values()}
+    assert 12 <= len(DOZEN) <= 16
+    assert len(kinds) >= 11, sorted(set(KINDS) - kinds)
+
+
+def test_every_kind_has_two_variants_or_a_reason_why_none_can_be_planted() -> None:
+    found = [mutant.kind for mutant in find_mutants(HERE).values()]
+    few = {kind for kind in KINDS if found.count(kind) < 2}
+    assert few == {kind for kind in NOT_YET if kind in KINDS and kind not in found}
+
+
+@pytest.mark.parametrize("kind", ["STALE", "LIFETIME", "PADDING", "LADDER"])
+def test_the_kinds_that_users_meet_most_have_four_variants(kind: str) -> None:
+    assert sum(mutant.kind == kind for mutant in find_mutants(HERE).values()) >= 4
+
+
+@pytest.mark.parametrize("path", find_mutants(HERE), ids=lambda path: path.stem)
+def test_a_mutant_fits_on_a_page(path: Path) -> None:
+    after_docstring = path.read_text().split('"""', 2)[2].splitlines()
+    assert sum(bool(line) and not line.startswith(("from ", "import ")) for line in after_docstring) <= LINES
+
+
+def test_no_check_knows_a_mutant() -> None:
+    """Outside harness/mutants and the command line nothing names them, so nothing can look for them."""
+    root = HERE.parents[1]
+    named = [path.stem for path in find_mutants(HERE)]
+    for path in [*(root / "harness").rglob("*.py"), *(root / "atom_impl").rglob("*.py")]:
+        if path.parent.name == "mutants" or path.name == "cli.py":
+            continue
+        text = path.read_text()
+        assert not any(word in text for word in ("harness.mutants", "HARNESS_MUTANT", *named)), path
+
+
+def test_every_mutant_has_a_name_of_its_own() -> None:
+    mutants: list[Mutant] = list(find_mutants(HERE).values())
+    assert len({mutant.name for mutant in mutants}) == len(mutants)
