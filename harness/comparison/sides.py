@@ -51,7 +51,7 @@ class Side:
         paths = [*map(str, roots), *filter(None, [os.environ.get("PYTHONPATH")])]
         # The side that waits must sleep: a thread pool that spins takes a core from the side that is timed.
         return {
-            "GOMP_SPINCOUNT": "20000",
+            "OMP_WAIT_POLICY": "PASSIVE",
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
             **dict(self.variables),
