@@ -68,6 +68,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(root / "asv.conf.json", json.dumps(CONF))
     write(root / "suites" / "__init__.py", "")
     write(root / "suites" / "rows.py", ROW)
+    write(root / "harness" / "__init__.py", "")  # else a checkout on the path, as a regular package, comes first
     write(root / "harness" / "cells.py", "class Cell:\n    of = staticmethod(lambda: None)  # old\n")
     write(root / "harness" / "plugins.py", PLUGINS)
     write(root / "tools" / "__init__.py", "")
