@@ -30,6 +30,7 @@ from harness.verdicts import lane_fate
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine, EngineSession, SessionSpec
+    from harness.probes.answers import Answers
 
 Send = Callable[[Event], None]
 _PR_SET_PDEATHSIG = 1
@@ -66,8 +67,8 @@ class PhaseClock:
 class UnitRun:
     """One unit's life: open, capture, measure, close. Whatever it raises ends in its record."""
 
-    def __init__(self, job: Job, unit: Unit, send: Send) -> None:
-        self.job, self.unit, self._send = job, unit, send
+    def __init__(self, job: Job, unit: Unit, send: Send, answers: Answers | None = None) -> None:
+        self.job, self.unit, self._send, self._answers = job, unit, send, answers
         self.clock = PhaseClock(unit.id, send)
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self.raised = False
@@ -98,7 +99,15 @@ class UnitRun:
         self.clock.enter(Phase.REPLAY)
         job, unit = self.job, self.unit
         context = ProbeContext(
-            session, unit.cell, self.spec(), job.profile, unit.lane, kind_of(job.device), capture, self.clock.enter
+            session,
+            unit.cell,
+            self.spec(),
+            job.profile,
+            unit.lane,
+            kind_of(job.device),
+            capture,
+            self.clock.enter,
+            self._answers,
         )
         result = find_probes()(context)
         latency, faults = sound_latencies(result.latency)
@@ -181,13 +190,20 @@ def _engine(name: str) -> Engine:
     return _engines[name]
 
 
+def _answers() -> Answers:
+    from harness.probes.answers import Answers
+
+    return Answers()
+
+
 def run_job(job: Job, send: Send) -> None:
     """Execute the units in order, up to one that raises.
 
     What it leaves half built is no clean start for the next, so the worker ends and a fresh one is given the rest.
     """
+    answers = _answers() if len(job.units) > 1 else None
     for spec in job.units:
-        run = UnitRun(job, spec.unit(), send)
+        run = UnitRun(job, spec.unit(), send, answers)
         send(Finished(run.execute()))
         if run.raised:
             return

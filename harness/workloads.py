@@ -275,7 +275,7 @@ class PrefillStream:
         check_buckets(buckets, limits.max_num_seqs * limits.max_model_len, "max_num_seqs * max_model_len tokens")
         self.corpus, self.buckets, self.limits = corpus, tuple(buckets), limits
         self.count, self.padded, self.reference_every = rounds, padded, reference_every
-        self.rng = random.Random(seed)
+        self.rng, self.seed = random.Random(seed), seed
 
     def contexts(self) -> Iterator[StepBatch]:
         """None: a prompt brings its own context."""
@@ -313,28 +313,29 @@ class PrefillStream:
 
     def _narrow(self, t: int) -> tuple[InputSet, ...]:
         """One row short of each size: the padding that a mode without graphs would otherwise never show."""
-        return tuple(InputSet(n, self._batch(t, n - 1), self._batch(t, n)) for n in self.buckets if n > 1)
+        rng = random.Random(self.seed + 1 + t)  # of its own: a mode with graphs must meet the same prompts after it
+        sizes = [n for n in self.buckets if n > 1]
+        return tuple(InputSet(n, self._batch(t, n - 1, rng), self._batch(t, n, rng)) for n in sizes)
 
     def _cache_tokens(self) -> int:
         return (self.limits.num_blocks - self.limits.max_num_seqs) * self.limits.block_size
 
-    def _batch(self, t: int, rows: int) -> StepBatch:
+    def _batch(self, t: int, rows: int, rng: random.Random | None = None) -> StepBatch:
+        rng = rng or self.rng
         fewest = -(-rows // self.limits.max_model_len)
-        requests = min(rows, self.limits.max_num_seqs, max(fewest, 1 + self.rng.randrange(3)))
-        cuts = self._cuts(rows, requests)
-        tables = block_tables(cuts, self.limits, self.rng)
-        streams = tuple(
-            self.corpus.stream(self.rng.randrange(len(self.corpus)), n, skip=self.rng.randrange(8)) for n in cuts
-        )
+        requests = min(rows, self.limits.max_num_seqs, max(fewest, 1 + rng.randrange(3)))
+        cuts = self._cuts(rows, requests, rng)
+        tables = block_tables(cuts, self.limits, rng)
+        streams = tuple(self.corpus.stream(rng.randrange(len(self.corpus)), n, skip=rng.randrange(8)) for n in cuts)
         return StepBatch(Phase.PREFILL, streams, tuple(cuts), tuple(tables))
 
-    def _cuts(self, rows: int, requests: int) -> list[int]:
+    def _cuts(self, rows: int, requests: int, rng: random.Random) -> list[int]:
         """Random prompt lengths that add up to `rows`, none above `max_model_len`."""
         cuts = []
         for left in range(requests, 0, -1):
             low = max(1, rows - (left - 1) * self.limits.max_model_len)
             high = min(self.limits.max_model_len, rows - (left - 1))
-            cuts.append(self.rng.randint(low, high) if left > 1 else rows)
+            cuts.append(rng.randint(low, high) if left > 1 else rows)
             rows -= cuts[-1]
         return cuts
 

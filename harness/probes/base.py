@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from harness.cells import Cell
 from harness.engines.base import EngineSession, SessionSpec
+from harness.probes.answers import Answers
 from harness.profile import Profile
 from harness.records import GateResult, Latency, Phase
 
@@ -24,6 +25,7 @@ class ProbeContext:
     device: str  # "cpu" or "cuda"
     capture: dict[str, Any]  # what `session.capture()` claimed
     enter: Callable[[Phase], None] = lambda phase: None
+    answers: Answers | None = None  # of earlier cells of this process; None: every step is run
 
 
 @dataclass

@@ -7,6 +7,7 @@ replay of the round, and the step before a replay never has the same request in 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.engines.base import Arm, PadFill, StepBatch
@@ -57,7 +58,7 @@ class Driver:
         for index, run in enumerate(compiled):
             self.judges.recording.expect(self._number(current, index), run)
         if current.index == 0:
-            self._repeat(current, compiled)
+            self._repeat(current, eager, compiled)
         for narrow in current.narrow:
             self._narrow(narrow, references)
         beyond = self._run(current.beyond, Arm.C, None) if current.beyond else None
@@ -79,6 +80,11 @@ class Driver:
             following.restore(self.bench.session.kv())
 
     def _run(self, batch: StepBatch, arm: Arm, rows: int | None) -> ArmRun:
+        run = self.bench.answer(batch, arm, rows)
+        self.judges.padding.watch(run, rows)
+        return run
+
+    def _afresh(self, batch: StepBatch, arm: Arm, rows: int | None) -> ArmRun:
         run = self.bench.run(batch, arm, rows=rows)
         self.judges.padding.watch(run, rows)
         return run
@@ -86,11 +92,11 @@ class Driver:
     def _number(self, current: Round, index: int) -> int:
         return current.index * (len(current.sets) + 1) + index
 
-    def _repeat(self, current: Round, compiled: list[ArmRun]) -> None:
-        for s, run in zip(current.sets, compiled, strict=True):
-            once, again = self._run(s.batch, Arm.E, s.bucket), self._run(s.batch, Arm.E, s.bucket)
-            self.judges.repeat.see(s.bucket, once, again)
-            self.judges.repeat.see(s.bucket, run, self._run(s.batch, Arm.C, s.bucket))
+    def _repeat(self, current: Round, eager: Sequence[ArmRun | None], compiled: Sequence[ArmRun]) -> None:
+        for s, once, run in zip(current.sets, eager, compiled, strict=True):
+            first = once or self._run(s.batch, Arm.E, s.bucket)
+            self.judges.repeat.see(s.bucket, first, self._afresh(s.batch, Arm.E, s.bucket))
+            self.judges.repeat.see(s.bucket, run, self._afresh(s.batch, Arm.C, s.bucket))
 
     def _narrow(self, s: InputSet, references: list[ArmRun]) -> None:
         """A step in a bucket that dispatch would not choose for it, in the arms that can be told to pad."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from harness.engines.base import Phase
 from harness.probes.base import ProbeContext
-from harness.probes.buckets import phase_of
+from harness.probes.buckets import mode_of, phase_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,9 @@ class Effort:
 
     @classmethod
     def of(cls, context: ProbeContext) -> Effort:
-        """The float32 lane is there for G3: it replays each set once, and halves a prefill's sets."""
+        """The float32 lane is there for G3: it replays each set once, and halves a prefill's sets. Without graphs there
+        is nothing to replay, and each set runs once too.
+        """
         numerics = context.profile.numerics
         if numerics.input_sets < 1 or numerics.replays < 1:
             raise ValueError(
@@ -35,7 +37,7 @@ class Effort:
             rounds = max(2, -(-rounds // 2))  # the second set is the first that leaves pad rows
         return cls(
             rounds=rounds,
-            replays=numerics.replays if serving else 1,
+            replays=numerics.replays if serving and mode_of(context) != "NONE" else 1,
             reference_every=2 if prefill and rounds >= 4 else 1,
             vary_rounds=2 if serving and not prefill else 1,
             soak_steps=numerics.soak_steps if serving else 0,

@@ -6,8 +6,10 @@ another request's answer was wrong ten steps later.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -39,6 +41,14 @@ class KvImage:
                 "the session shows no KV tensors; kv() must return the live cache, or nothing can be restored"
             )
         self.tensors = [tensor.clone() for tensor in cache]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of every bit: two images of one digest are the same cache."""
+        whole = hashlib.blake2b(digest_size=16)
+        for tensor in self.tensors:
+            whole.update(tensor.contiguous().view(torch.uint8).cpu().numpy().data)
+        return whole.hexdigest()
 
     def restore(self, cache: Cache) -> None:
         for live, kept in zip(cache, self.tensors, strict=True):
