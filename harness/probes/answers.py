@@ -1,7 +1,8 @@
 """What arms E and REF answered before, for the cells of one process that ask them the same thing again.
 
 Neither arm depends on a cell's graph mode: every mode asks for the same eager steps over the same cache, and on a
-laptop the eager and the float64 model took half of a sign-off. Arms C and R are what a cell is about and always run.
+laptop the eager and the float64 model took half of a sign-off. Level 0 has no compiler, so its arm C is arm E.
+Arm R, and C above level 0, are what a cell is about and always run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 #: Together they may not take more than this; a reference of a wide vocabulary is large, and computing it again is not.
 LIMIT_BYTES = 1 << 30
-_SHARED = (Arm.E, Arm.REF)
 _AXES = ("engine", "model", "level", "op_backend", "ranks")
 
 
@@ -32,7 +32,7 @@ class Asked:
     threads: int
     arm: Arm
     batch: StepBatch
-    rows: int | None
+    rows: int
     state: str
 
 
@@ -44,10 +44,6 @@ class Answers:
         self.used_bytes = 0
         self.found = 0
         self._runs: dict[Asked, ArmRun] = {}
-
-    @staticmethod
-    def takes(arm: Arm) -> bool:
-        return arm in _SHARED
 
     def get(self, asked: Asked) -> ArmRun | None:
         run = self._runs.get(asked)
@@ -61,6 +57,14 @@ class Answers:
             self.used_bytes += size
 
 
+def shared_arm(cell: Cell, arm: Arm) -> Arm | None:
+    """The arm whose kept answer `arm` may take in this cell; None for one that must run."""
+    if arm is Arm.C and cell["level"] == 0:
+        return Arm.E
+    return arm if arm in (Arm.E, Arm.REF) else None
+
+
 def asked_by(cell: Cell, dtype: str, arm: Arm, batch: StepBatch, rows: int | None, state: str) -> Asked:
+    """`arm` is a shared one; `rows` the padded rows, None for the batch's own."""
     model = (*(str(cell[axis]) for axis in _AXES), dtype)
-    return Asked(model, torch.get_num_threads(), arm, batch, rows, state)
+    return Asked(model, torch.get_num_threads(), arm, batch, rows or batch.rows, state)

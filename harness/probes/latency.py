@@ -15,14 +15,13 @@ import torch
 
 from harness.engines.base import Arm, EngineSession, StepBatch
 from harness.probes.base import ProbeContext, ProbeResult
-from harness.probes.buckets import phase_of
+from harness.probes.buckets import mode_of, phase_of
 from harness.probes.gates import judged
 from harness.probes.numerics import open_stream
 from harness.probes.numerics.effort import Effort
 from harness.records import Latency, Phase
 from harness.stats import quartiles
 
-ARMS = (Arm.E, Arm.C, Arm.R)
 #: Seconds that one bucket may take. A long prefill gets fewer samples than the profile asks for, and the gate says so.
 BUCKET_BUDGET_S = 6.0
 FEWEST_SAMPLES = 5
@@ -53,19 +52,19 @@ class LatencyProbe:
         return result
 
     def _bucket(self, context: ProbeContext, bucket: int, batch: StepBatch) -> list[Timed]:
-        session, timing = context.session, context.profile.timing
+        session, timing, arms = context.session, context.profile.timing, arms_of(context)
         estimates = [
-            self._sample(session, batch, arm, bucket) for _ in range(max(1, timing.warmup_steps)) for arm in ARMS
+            self._sample(session, batch, arm, bucket) for _ in range(max(1, timing.warmup_steps)) for arm in arms
         ]
         # The last warm step of each arm is the estimate; the first ones pay for caches.
-        round_s = sum(estimates[-len(ARMS) :]) / 1e6
+        round_s = sum(estimates[-len(arms) :]) / 1e6
         affordable = int(BUCKET_BUDGET_S / round_s) if round_s > 0 else timing.samples
         count = min(timing.samples, max(FEWEST_SAMPLES, affordable))
-        samples: dict[Arm, list[float]] = {arm: [] for arm in ARMS}
-        for order in abba(ARMS, count, context.profile.numerics.seed + bucket):
+        samples: dict[Arm, list[float]] = {arm: [] for arm in arms}
+        for order in abba(arms, count, context.profile.numerics.seed + bucket):
             for arm in order:
                 samples[arm].append(self._sample(session, batch, arm, bucket))
-        return [Timed(arm, bucket, samples[arm]) for arm in ARMS]
+        return [Timed(arm, bucket, samples[arm]) for arm in arms]
 
     def _sample(self, session: EngineSession, batch: StepBatch, arm: Arm, bucket: int) -> float:
         """Microseconds of one step from idle to idle."""
@@ -74,6 +73,12 @@ class LatencyProbe:
         session.step(batch, arm, rows=None if arm is Arm.R else bucket)
         session.synchronize()
         return (self.clock() - begun) / 1e3
+
+
+def arms_of(context: ProbeContext) -> tuple[Arm, ...]:
+    """E, C, R, without C where it runs another arm's code: E's at level 0, and R's in a phase without graphs."""
+    own_code = context.cell["level"] > 0 and mode_of(context) != "NONE"
+    return (Arm.E, Arm.C, Arm.R) if own_code else (Arm.E, Arm.R)
 
 
 def abba(arms: Sequence[Arm], blocks: int, seed: int) -> list[list[Arm]]:

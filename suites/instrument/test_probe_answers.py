@@ -11,7 +11,7 @@ import torch
 from harness.cells import Cell
 from harness.engines.base import Arm, PadFill, Phase, StepBatch, StepResult
 from harness.probes import ProbeContext, ProbeResult, measure
-from harness.probes.answers import Answers, asked_by
+from harness.probes.answers import Answers, asked_by, shared_arm
 from harness.probes.numerics.arms import Bench
 from harness.probes.numerics.kv import KvImage
 from harness.probes.trace import StepTrace
@@ -84,7 +84,19 @@ def test_another_cache_asks_another_question() -> None:
 
 
 def test_arms_that_a_cell_is_about_are_never_kept() -> None:
-    assert [arm for arm in Arm if Answers.takes(arm)] == [Arm.E, Arm.REF]
+    compiled = {arm: shared_arm(Cell.of(level=3), arm) for arm in Arm}
+    assert compiled == {Arm.E: Arm.E, Arm.C: None, Arm.R: None, Arm.REF: Arm.REF}
+
+
+def test_without_a_compiler_the_compiled_arm_is_the_eager_one_and_the_replay_still_runs() -> None:
+    assert [shared_arm(Cell.of(level=0), arm) for arm in (Arm.C, Arm.R)] == [Arm.E, None]
+    driven = {}
+    for level in (0, 3):
+        ((context, result),) = one_after_another((Counting, "TR_HYBRID"), level=level)
+        assert failed(result) == set()
+        driven[level] = context.session.driven  # type: ignore[attr-defined]
+    assert 0 < driven[0][Arm.C] < driven[3][Arm.C]
+    assert driven[0][Arm.R] == driven[3][Arm.R] > 0
 
 
 def test_answers_stop_being_kept_at_their_limit_and_are_run_again() -> None:

@@ -6,12 +6,13 @@ import pytest
 
 from harness.engines.base import Arm, PadFill, StepBatch, StepResult
 from harness.probes.base import ProbeResult
-from harness.probes.latency import ARMS, LatencyProbe, abba
+from harness.probes.latency import LatencyProbe, abba, arms_of
 from harness.records import Status
 from suites.instrument.probe_bench import context_of, gate, measured
 from suites.instrument.toy_session import ToySession
 
 LAUNCH_NS, DEVICE_NS = 10_000, 500_000
+ARMS = (Arm.E, Arm.C, Arm.R)
 
 
 class LateDevice(ToySession):
@@ -48,6 +49,22 @@ def test_every_arm_and_bucket_keeps_all_the_samples_asked_for() -> None:
     result = timed()
     assert {(entry.arm, entry.bucket) for entry in result.latency} == {(a.value, b) for a in ARMS for b in (1, 2, 4)}
     assert all(len(entry.samples_us) == 5 and entry.batch == entry.bucket for entry in result.latency)
+
+
+@pytest.mark.parametrize(
+    ("level", "mode", "workload", "arms"),
+    [
+        (3, "TR_HYBRID", "decode", "ECR"),
+        (3, "NONE", "decode", "ER"),
+        (3, "FULL_DECODE_ONLY", "prefill", "ER"),
+        (0, "FULL", "decode", "ER"),
+    ],
+)
+def test_an_arm_that_would_run_another_ones_code_is_not_timed_twice(
+    level: int, mode: str, workload: str, arms: str
+) -> None:
+    context = context_of(level=level, mode=mode, workload=workload)
+    assert "".join(arm.value for arm in arms_of(context)) == arms
 
 
 def test_a_step_too_long_for_the_budget_gets_fewer_samples_and_says_so() -> None:

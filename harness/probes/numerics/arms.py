@@ -6,12 +6,12 @@ next one reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from harness.engines.base import Arm, PadFill, StepBatch
-from harness.probes.answers import Answers, asked_by
+from harness.probes.answers import asked_by, shared_arm
 from harness.probes.base import ProbeContext
 from harness.probes.numerics.kv import KvImage, StrayWrite, poison_all_but, slots_of
 from harness.probes.trace import StepTrace
@@ -53,14 +53,15 @@ class Bench:
 
     def answer(self, batch: StepBatch, arm: Arm, rows: int | None = None) -> ArmRun:
         """What `run` gives, or gave an earlier cell that asked arm E or REF for this step over the same cache."""
-        if self._answers is None or not Answers.takes(arm):
+        shared = None if self._answers is None else shared_arm(self._cell, arm)
+        if self._answers is None or shared is None:
             return self.run(batch, arm, rows=rows)
-        asked = asked_by(self._cell, self._dtype, arm, batch, rows, self.state.digest)
+        asked = asked_by(self._cell, self._dtype, shared, batch, rows, self.state.digest)
         run = self._answers.get(asked)
         if run is None:
             run = self.run(batch, arm, rows=rows)
             self._answers.keep(asked, run)
-        return run
+        return replace(run, arm=arm)
 
     def run(
         self,

@@ -22,8 +22,8 @@ class Effort:
 
     @classmethod
     def of(cls, context: ProbeContext) -> Effort:
-        """The float32 lane is there for G3: it replays each set once, and halves a prefill's sets. Without graphs there
-        is nothing to replay, and each set runs once too.
+        """The float32 lane is there for G3: it takes half the sets and replays each once. Without graphs there is
+        nothing to replay, and each set runs once too.
         """
         numerics = context.profile.numerics
         if numerics.input_sets < 1 or numerics.replays < 1:
@@ -33,7 +33,7 @@ class Effort:
             )
         prefill, serving = phase_of(context) is Phase.PREFILL, context.lane == "serving"
         rounds = numerics.input_sets
-        if prefill and not serving:
+        if not serving:
             rounds = max(2, -(-rounds // 2))  # the second set is the first that leaves pad rows
         return cls(
             rounds=rounds,
