@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 
 from harness.cells import DEFAULTS
 from harness.errors import UsageError
+from harness.export.asv_machine import describe
 from harness.history.figures import Figure, figures_of_run
 from harness.history.series import commit_times
 from harness.host import UNKNOWN
-from harness.machine import series_key
 from harness.store import RunData
 
 BENCHMARKS = "benchmarks.json"
-MACHINE_VERSION = 1
 ENVIRONMENT = "harness"
 #: Software that makes another line of a plot, as asv's requirements do.
 REQUIREMENTS = ("torch", "triton", "aiter", "rocm")
@@ -78,15 +77,27 @@ def discover(checkout: Path, results: Path) -> dict[str, dict[str, Any]]:
 
 
 def backfill(
-    runs: Iterable[RunData], checkout: Path, results: Path, benchmarks: Mapping[str, Mapping[str, Any]]
+    runs: Iterable[RunData],
+    checkout: Path,
+    results: Path,
+    benchmarks: Mapping[str, Mapping[str, Any]],
+    machine: str = "",
 ) -> list[Backfilled]:
-    """Write or complete asv's result file of each run's commit and machine, one run after the other."""
+    """Write or complete asv's result file of each run's commit and machine, one run after the other.
+
+    `machine` names it in place of its hardware.
+    """
     times = commit_times(checkout)
-    return [_backfill_one(run, times, results, benchmarks) for run in sorted(runs, key=lambda run: run.header.started)]
+    ordered = sorted(runs, key=lambda run: run.header.started)
+    return [_backfill_one(run, times, results, benchmarks, machine) for run in ordered]
 
 
 def _backfill_one(
-    run: RunData, times: Mapping[str, float], results: Path, benchmarks: Mapping[str, Mapping[str, Any]]
+    run: RunData,
+    times: Mapping[str, float],
+    results: Path,
+    benchmarks: Mapping[str, Mapping[str, Any]],
+    machine: str,
 ) -> Backfilled:
     header = run.header
     commit = str(header.engine_revision.get("commit", UNKNOWN))
@@ -98,7 +109,8 @@ def _backfill_one(
     filled = {name: made for name, made in filled.items() if any(value is not None for value in made.result)}
     if not filled:
         return Backfilled(header.run, skipped="no row of the suite is a cell of this run")
-    path = _save(run, commit, times[commit], results, filled, benchmarks)
+    described = describe(run.header.fingerprint, run.header.device, machine)
+    path = _save(run, commit, times[commit], results, filled, benchmarks, described)
     count = sum(value is not None for made in filled.values() for value in made.result)
     return Backfilled(header.run, path, count)
 
@@ -123,7 +135,8 @@ def _find(figures: Sequence[Figure], wanted: Mapping[str, str]) -> Figure | None
 
 
 def _is(figure: Figure, wanted: Mapping[str, str]) -> bool:
-    facts = {**DEFAULTS, **figure.axes, "batch": figure.batch, "kind": figure.kind}
+    cache = figure.cache or wanted.get("cache", "''").strip("'")  # a start that compiles nothing fits every state
+    facts = {**DEFAULTS, **figure.axes, "batch": figure.batch, "kind": figure.kind, "cache": cache}
     unsaid = {"workload": DEFAULTS["workload"], "model": DEFAULTS["model"], "kind": "", "engine": DEFAULTS["engine"]}
     return all(repr(facts[name]) == text for name, text in wanted.items()) and all(
         facts[name] == value for name, value in unsaid.items() if name not in wanted
@@ -137,10 +150,10 @@ def _save(
     results: Path,
     filled: Mapping[str, _Result],
     benchmarks: Mapping[str, Mapping[str, Any]],
+    machine: Mapping[str, Any],
 ) -> Path:
     from asv.results import Results
 
-    machine = _machine(run)
     software = run.header.fingerprint.get("software", {})
     requirements = {name: str(software[name]) for name in REQUIREMENTS if software.get(name, UNKNOWN) != UNKNOWN}
     python = str(software.get("python", UNKNOWN))
@@ -167,22 +180,6 @@ def _save(
         target = folder / written.name
         os.replace(written, target)
     return target
-
-
-def _machine(run: RunData) -> dict[str, Any]:
-    """The machine as asv describes one. Its name is that of the series, so that like is held against like."""
-    facts = run.header.fingerprint
-    gpus = facts.get("gpus") or []
-    return {
-        "machine": series_key(facts, run.header.device),
-        "arch": str(facts["os"]["architecture"]),
-        "cpu": str(facts["cpu"]["model"]),
-        "num_cpu": str(facts["cpu"]["usable_cores"]),
-        "os": str(facts["os"]["name"]),
-        "ram": str(facts["memory_mib"] * 1024),
-        "gpu": f"{len(gpus)} x {gpus[0].get('name', UNKNOWN)}" if gpus else "none",
-        "version": MACHINE_VERSION,
-    }
 
 
 def _benchmark_dir(checkout: Path) -> Path:
