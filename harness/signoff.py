@@ -38,7 +38,7 @@ from harness.verdicts import added_gates, conclude
 from harness.waivers import load_waivers
 
 CHECKOUT = Path(harness.__file__).resolve().parents[1]
-CODE = (CHECKOUT / "harness", CHECKOUT / "atom_impl")
+CODE = (CHECKOUT / "harness", CHECKOUT / "atom_impl")  # `harness.export.asv_results` finds a commit by their digest
 REPORT = "report.html"
 #: A compared cell: its gates, and the fate and reason of a side that failed.
 Timed = tuple[list[GateResult], tuple[Fate, str] | None]

@@ -46,7 +46,9 @@ class EngineOfCommit(Environment):
 
     def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: Any) -> None:
         if not self.matches(python):
-            raise EnvironmentUnavailable(f"python {python}: the engine environment runs in the one at hand, {OWN_PYTHON}")
+            raise EnvironmentUnavailable(
+                f"python {python}: the engine environment runs in the one at hand, {OWN_PYTHON}"
+            )
         self._requirements = named_versions()
         super().__init__(conf, OWN_PYTHON, self._requirements, tagged_env_vars)
 
