@@ -50,6 +50,7 @@ StepLimit = Annotated[float, typer.Option(help="Relative step that counts: 0.05 
 DriftLimit = Annotated[float, typer.Option(help="Relative growth since the pinned release that counts.")]
 DetectorName = Annotated[str, typer.Option(help="Change points by e-divisive, asv, or auto: the best installed.")]
 AsvResults = Annotated[Path | None, typer.Option(help="asv's results folder; `asv` below --results by default.")]
+AsvMachine = Annotated[str, typer.Option("--machine", help="asv's name of the machine; its hardware's by default.")]
 BaselinePython = Annotated[str | None, typer.Option(help="Interpreter of the baseline; this one by default.")]
 CandidatePython = Annotated[str | None, typer.Option(help="Interpreter of the candidate; this one by default.")]
 RunName = Annotated[str | None, typer.Option("--run", help="A run's name or folder; the newest one by default.")]
@@ -281,6 +282,7 @@ def export(
 @app.command()
 def backfill(
     run: Annotated[list[str] | None, typer.Option("--run", help="A run; may be repeated. All by default.")] = None,
+    machine: AsvMachine = "",
     asv_results: AsvResults = None,
     results: Results = Path("results"),
 ) -> None:
@@ -289,18 +291,19 @@ def backfill(
         from harness.history.commands import fill
 
         folders = [_run_folder(name, results) for name in run] if run else list_runs(results / "runs")
-        fill(folders, asv_results or results / "asv", lambda text: _say(_console(), text))
+        fill(folders, asv_results or results / "asv", machine, lambda text: _say(_console(), text))
 
 
 @app.command()
 def nightly(
-    profile: Profile = "quick",
+    profile: Profile = "nightly",
     device: Device = None,
     pinned: Pinned = "",
     step_limit: StepLimit = 0.05,
     drift_limit: DriftLimit = 0.03,
     detector: DetectorName = "auto",
     publish: Annotated[bool, typer.Option(help="Make asv's files and pages too, where asv is installed.")] = True,
+    machine: AsvMachine = "",
     asv_results: AsvResults = None,
     results: Results = Path("results"),
 ) -> None:
@@ -313,7 +316,8 @@ def nightly(
 
         asv_folder = (asv_results or results / "asv") if publish else None
         say = lambda text: _say(_console(), text)  # noqa: E731
-        night = make_night(measure, results, asv_folder, _limits(step_limit, drift_limit, pinned), detector, say)
+        limits = _limits(step_limit, drift_limit, pinned)
+        night = make_night(measure, results, asv_folder, limits, detector, say, machine)
         if code := night.run():
             sys.exit(code)
 

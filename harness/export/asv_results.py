@@ -13,15 +13,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from harness.cells import DEFAULTS
 from harness.errors import UsageError
 from harness.export.asv_machine import describe
+from harness.export.recognise import commit_of
 from harness.history.figures import Figure, figures_of_run
 from harness.history.series import commit_times
 from harness.host import UNKNOWN
@@ -29,6 +32,10 @@ from harness.store import RunData
 
 BENCHMARKS = "benchmarks.json"
 ENVIRONMENT = "harness"
+#: The parameters that grow by what a night sweeps. Another model is not: the suite says which ones asv follows.
+GROWING = ("level", "mode", "batch", "ladder")
+#: What a header's `sources` is the digest of, in this order.
+CODE = ("harness", "atom_impl")
 #: Software that makes another line of a plot, as asv's requirements do.
 REQUIREMENTS = ("torch", "triton", "aiter", "rocm")
 
@@ -89,7 +96,21 @@ def backfill(
     """
     times = commit_times(checkout)
     ordered = sorted(runs, key=lambda run: run.header.started)
-    return [_backfill_one(run, times, results, benchmarks, machine) for run in ordered]
+    benchmarks = {name: _widened(row, ordered) for name, row in benchmarks.items()}
+    _write_json(results / BENCHMARKS, {**benchmarks, "version": 2})
+    return [_backfill_one(_placed(run, checkout), times, results, benchmarks, machine) for run in ordered]
+
+
+def _placed(run: RunData, checkout: Path) -> RunData:
+    """The run, with the commit that its sources are of where its machine had no git to ask."""
+    revision = run.header.engine_revision
+    if revision.get("commit") != UNKNOWN or not revision.get("sources"):
+        return run
+    commit = commit_of(checkout, CODE, str(revision["sources"]))
+    if not commit:
+        return run
+    known = {**revision, "commit": commit, "dirty": "no", "dirty_digest": ""}
+    return replace(run, header=msgspec.structs.replace(run.header, engine_revision=known))
 
 
 def _backfill_one(
@@ -115,10 +136,41 @@ def _backfill_one(
     return Backfilled(header.run, path, count)
 
 
+def _widened(benchmark: Mapping[str, Any], runs: Iterable[RunData]) -> dict[str, Any]:
+    """The row with every level, mode, batch and ladder of the runs among its parameters."""
+    params = [list(values) for values in benchmark["params"]]
+    for name, values in zip(benchmark["param_names"], params, strict=True):
+        if name in GROWING:
+            seen = {repr(_fact(figure, name)) for run in runs for figure in _figures(benchmark, run)}
+            values += sorted(seen - set(values), key=lambda text: (len(text), text))
+    return {**benchmark, "params": params}
+
+
+def _figures(benchmark: Mapping[str, Any], run: RunData) -> list[Figure]:
+    """The served figures that this row could show: of its metric, in decode, of a model that it names."""
+    metric = re.sub(r"^.*\.track_", "", benchmark["name"])
+    models = benchmark["params"][benchmark["param_names"].index("model")]
+    kinds = "kind" in benchmark["param_names"]
+    return [
+        figure
+        for figure in figures_of_run(run)
+        if (figure.metric, figure.arm, figure.lane) == (metric, "R", "serving")
+        and figure.is_sound
+        and _fact(figure, "workload") == "decode"
+        and repr(_fact(figure, "model")) in models
+        and bool(figure.kind) == kinds
+    ]
+
+
+def _fact(figure: Figure, name: str) -> Any:
+    """A parameter's value, as the suite's rows say it."""
+    value = {**DEFAULTS, **figure.axes, "batch": figure.batch, "kind": figure.kind, "cache": figure.cache}[name]
+    return "-".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
 def _fill(benchmark: Mapping[str, Any], run: RunData) -> _Result:
     """One entry a parameter set, None where the run has no such figure."""
-    metric = re.sub(r"^.*\.track_", "", benchmark["name"])
-    figures = [figure for figure in figures_of_run(run) if figure.metric == metric and figure.is_sound]
+    figures = _figures(benchmark, run)
     made = _Result([], [], [])
     for values in product(*benchmark["params"]):
         figure = _find(figures, dict(zip(benchmark["param_names"], values, strict=True)))
@@ -129,18 +181,15 @@ def _fill(benchmark: Mapping[str, Any], run: RunData) -> _Result:
 
 
 def _find(figures: Sequence[Figure], wanted: Mapping[str, str]) -> Figure | None:
-    """The one served figure that `wanted` (name -> repr, as asv keeps it) describes; None if there is no single one."""
-    fits = [figure for figure in figures if figure.arm == "R" and figure.lane == "serving" and _is(figure, wanted)]
+    """The one figure that `wanted` (name -> repr, as asv keeps it) describes; None if there is no single one."""
+    fits = [figure for figure in figures if all(_says(figure, name, text) for name, text in wanted.items())]
     return fits[0] if len(fits) == 1 else None
 
 
-def _is(figure: Figure, wanted: Mapping[str, str]) -> bool:
-    cache = figure.cache or wanted.get("cache", "''").strip("'")  # a start that compiles nothing fits every state
-    facts = {**DEFAULTS, **figure.axes, "batch": figure.batch, "kind": figure.kind, "cache": cache}
-    unsaid = {"workload": DEFAULTS["workload"], "model": DEFAULTS["model"], "kind": "", "engine": DEFAULTS["engine"]}
-    return all(repr(facts[name]) == text for name, text in wanted.items()) and all(
-        facts[name] == value for name, value in unsaid.items() if name not in wanted
-    )
+def _says(figure: Figure, name: str, text: str) -> bool:
+    if name == "cache" and not figure.cache:
+        return True  # a start that compiles nothing fits every state
+    return repr(_fact(figure, name)) == text
 
 
 def _save(

@@ -86,22 +86,22 @@ class DecodeTopology(_Decode):
 
 
 class DecodeRecordings(_Decode):
-    """What the recordings of all buckets hold, how many steps they did not serve, and what had to be traced again."""
+    """What the recordings of a ladder hold, how many steps they did not serve, and what had to be traced again."""
 
-    param_names = ("model", "level", "mode")
-    params = (MODELS, LEVELS, GRAPHS)
+    param_names = ("model", "level", "mode", "ladder")
+    params = (MODELS, LEVELS, GRAPHS, [AXES.ladder])
 
-    def track_pool_bytes(self, figures: Figures, model: str, level: int, mode: str) -> float:
+    def track_pool_bytes(self, figures: Figures, model: str, level: int, mode: str, ladder: str) -> float:
         return figures.value("pool_bytes", model, level, mode)
 
     track_pool_bytes.unit = "bytes"  # type: ignore[attr-defined]
 
-    def track_unreplayed_share(self, figures: Figures, model: str, level: int, mode: str) -> float:
+    def track_unreplayed_share(self, figures: Figures, model: str, level: int, mode: str, ladder: str) -> float:
         return figures.value("unreplayed_share", model, level, mode)
 
     track_unreplayed_share.unit = "share"  # type: ignore[attr-defined]
 
-    def track_recompiles(self, figures: Figures, model: str, level: int, mode: str) -> float:
+    def track_recompiles(self, figures: Figures, model: str, level: int, mode: str, ladder: str) -> float:
         return figures.value("recompiles", model, level, mode)
 
     track_recompiles.unit = "count"  # type: ignore[attr-defined]

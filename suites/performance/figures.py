@@ -38,6 +38,7 @@ class Axes:
     levels: list[int]
     modes: list[str]
     batches: list[int]
+    ladder: str  # "1-2-4"
     narrowing: list[str]  # what the command line must add, because the profile sweeps more than decode
 
     @property
@@ -58,7 +59,7 @@ def axes_of(profile: str) -> Axes:
     if "decode" not in axes.workload:
         raise ValueError(f"profile {profile}: it sweeps {', '.join(axes.workload)}, and asv's rows are decode steps")
     narrowing = [] if axes.workload == ["decode"] else ["--workload", "decode"]
-    return Axes(axes.model, axes.level, axes.mode, sorted(axes.ladder[0]), narrowing)
+    return Axes(axes.model, axes.level, axes.mode, sorted(axes.ladder[0]), _ladder(axes.ladder[0]), narrowing)
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,14 @@ def _unsupported(header: RunHeader) -> dict[Key, str]:
     axes = header.profile_text["axes"]
     keys = [(model, level, mode) for model in axes["model"] for level in axes["level"] for mode in axes["mode"]]
     rest = {"engine": axes["engine"][0], "op_backend": axes["op_backend"][0], "ladder": axes["ladder"][0]}
-    names = {Cell.of(model=model, level=level, mode=mode, **rest).id: (model, level, mode) for model, level, mode in keys}
+    names = {
+        Cell.of(model=model, level=level, mode=mode, **rest).id: (model, level, mode) for model, level, mode in keys
+    }
     return {names[cell]: f"unsupported: {reason}" for cell, reason in header.declared.items() if cell in names}
+
+
+def _ladder(sizes: Sequence[int]) -> str:
+    return "-".join(map(str, sizes))
 
 
 def _key(axes: Mapping[str, Any]) -> Key:

@@ -22,8 +22,8 @@ CACHES = ["cold", "warm"]
 class Start:
     """Seconds from opening the engine to a graph that can be replayed, and its two parts."""
 
-    param_names = ("model", "level", "mode", "cache")
-    params = (AXES.models, AXES.levels, AXES.graphs, CACHES)
+    param_names = ("model", "level", "mode", "ladder", "cache")
+    params = (AXES.models, AXES.levels, AXES.graphs, [AXES.ladder], CACHES)
     unit = "seconds"
     timeout = 120
     version = f"protocol {PROTOCOL_VERSION}"
@@ -38,13 +38,19 @@ class Start:
 
     setup_cache.timeout = 3600  # type: ignore[attr-defined]
 
-    def track_compile_s(self, runs: dict[str, Figures], model: str, level: int, mode: str, cache: str) -> float:
+    def track_compile_s(
+        self, runs: dict[str, Figures], model: str, level: int, mode: str, ladder: str, cache: str
+    ) -> float:
         return runs[cache].value("compile_s", model, level, mode, cache=cache)
 
-    def track_capture_s(self, runs: dict[str, Figures], model: str, level: int, mode: str, cache: str) -> float:
+    def track_capture_s(
+        self, runs: dict[str, Figures], model: str, level: int, mode: str, ladder: str, cache: str
+    ) -> float:
         return runs[cache].value("capture_s", model, level, mode, cache=cache)
 
-    def track_first_graph_s(self, runs: dict[str, Figures], model: str, level: int, mode: str, cache: str) -> float:
+    def track_first_graph_s(
+        self, runs: dict[str, Figures], model: str, level: int, mode: str, ladder: str, cache: str
+    ) -> float:
         return runs[cache].value("first_graph_s", model, level, mode, cache=cache)
 
 
