@@ -264,19 +264,25 @@ def history(
 
 @app.command()
 def export(
-    format_name: Annotated[str, typer.Option("--format", help="csv, parquet or hud; asv has `backfill`.")] = "csv",
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("figures.csv"),
+    format_name: Annotated[str, typer.Option("--format", help="csv, parquet, hud or asv.")] = "csv",
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, or asv's folder; figures.<format> if left out.")
+    ] = None,
     run: RunName = None,
     every: Annotated[bool, typer.Option("--all", help="Every stored run in place of one.")] = False,
     results: Results = Path("results"),
 ) -> None:
-    """Write a run's figures for other tools: CSV, Parquet, or rows of the PyTorch HUD."""
+    """Write a run's figures for other tools: CSV, Parquet, rows of the PyTorch HUD, or asv's result files."""
     with _one_ending():
         from harness.export import export as write
+        from harness.history.commands import fill
 
         folders = list_runs(results / "runs") if every else [_run_folder(run, results)]
-        rows = write([load_run(folder) for folder in folders], format_name, out)
-        _say(_console(), f"{rows} rows of {len(folders)} runs in {out}")
+        if format_name == "asv":
+            return fill(folders, out or results / "asv", "", lambda text: _say(_console(), text))
+        file = out or Path(f"figures.{format_name}")
+        rows = write([load_run(folder) for folder in folders], format_name, file)
+        _say(_console(), f"{rows} rows of {len(folders)} runs in {file}")
 
 
 @app.command()
