@@ -3,7 +3,7 @@
 #   PYTHON=python3    the interpreter that .venv is made from; if it has a GPU torch, .venv lies over it
 #   ENV=venv          or `current`: use PYTHON as it is and install nothing
 #   DEVICE=           cpu or cuda; left out, the GPU if torch sees one
-#   PROFILE=quick     what signoff and cells sweep
+#   PROFILE=quick     what signoff and cells sweep; a nightly has its own
 #   ARGS=             passed on: make signoff ARGS="--level 3 --mode FULL", make test ARGS="-k ladder"
 
 SHELL := /bin/bash
@@ -68,11 +68,11 @@ cells: env ## print the matrix of PROFILE and where every batch size runs
 	@$(PY) -m harness cells --profile $(PROFILE) $(ARGS)
 
 bench: NEED := bench
-bench: env ## record decode latency and copied bytes of this commit with asv
-	@test -f ~/.asv-machine.json || $(PY) -m asv machine --yes
+bench: env ## record what decode steps and starts of this commit cost with asv
 	@$(PY) -m asv run --python=same --set-commit-hash "$$(git rev-parse HEAD)" --show-stderr $(ARGS)
 
 nightly: NEED := bench
+nightly: PROFILE := nightly
 nightly: env ## measure and judge PROFILE, make asv's pages, and look back over every stored night
 	@$(PY) -m harness nightly --profile $(PROFILE) $(ON_DEVICE) $(ARGS)
 

@@ -50,6 +50,7 @@ StepLimit = Annotated[float, typer.Option(help="Relative step that counts: 0.05 
 DriftLimit = Annotated[float, typer.Option(help="Relative growth since the pinned release that counts.")]
 DetectorName = Annotated[str, typer.Option(help="Change points by e-divisive, asv, or auto: the best installed.")]
 AsvResults = Annotated[Path | None, typer.Option(help="asv's results folder; `asv` below --results by default.")]
+AsvMachine = Annotated[str, typer.Option("--machine", help="asv's name of the machine; its hardware's by default.")]
 BaselinePython = Annotated[str | None, typer.Option(help="Interpreter of the baseline; this one by default.")]
 CandidatePython = Annotated[str | None, typer.Option(help="Interpreter of the candidate; this one by default.")]
 RunName = Annotated[str | None, typer.Option("--run", help="A run's name or folder; the newest one by default.")]
@@ -263,24 +264,31 @@ def history(
 
 @app.command()
 def export(
-    format_name: Annotated[str, typer.Option("--format", help="csv, parquet or hud; asv has `backfill`.")] = "csv",
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("figures.csv"),
+    format_name: Annotated[str, typer.Option("--format", help="csv, parquet, hud or asv.")] = "csv",
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, or asv's folder; figures.<format> if left out.")
+    ] = None,
     run: RunName = None,
     every: Annotated[bool, typer.Option("--all", help="Every stored run in place of one.")] = False,
     results: Results = Path("results"),
 ) -> None:
-    """Write a run's figures for other tools: CSV, Parquet, or rows of the PyTorch HUD."""
+    """Write a run's figures for other tools: CSV, Parquet, rows of the PyTorch HUD, or asv's result files."""
     with _one_ending():
         from harness.export import export as write
+        from harness.history.commands import fill
 
         folders = list_runs(results / "runs") if every else [_run_folder(run, results)]
-        rows = write([load_run(folder) for folder in folders], format_name, out)
-        _say(_console(), f"{rows} rows of {len(folders)} runs in {out}")
+        if format_name == "asv":
+            return fill(folders, out or results / "asv", "", lambda text: _say(_console(), text))
+        file = out or Path(f"figures.{format_name}")
+        rows = write([load_run(folder) for folder in folders], format_name, file)
+        _say(_console(), f"{rows} rows of {len(folders)} runs in {file}")
 
 
 @app.command()
 def backfill(
     run: Annotated[list[str] | None, typer.Option("--run", help="A run; may be repeated. All by default.")] = None,
+    machine: AsvMachine = "",
     asv_results: AsvResults = None,
     results: Results = Path("results"),
 ) -> None:
@@ -289,18 +297,19 @@ def backfill(
         from harness.history.commands import fill
 
         folders = [_run_folder(name, results) for name in run] if run else list_runs(results / "runs")
-        fill(folders, asv_results or results / "asv", lambda text: _say(_console(), text))
+        fill(folders, asv_results or results / "asv", machine, lambda text: _say(_console(), text))
 
 
 @app.command()
 def nightly(
-    profile: Profile = "quick",
+    profile: Profile = "nightly",
     device: Device = None,
     pinned: Pinned = "",
     step_limit: StepLimit = 0.05,
     drift_limit: DriftLimit = 0.03,
     detector: DetectorName = "auto",
     publish: Annotated[bool, typer.Option(help="Make asv's files and pages too, where asv is installed.")] = True,
+    machine: AsvMachine = "",
     asv_results: AsvResults = None,
     results: Results = Path("results"),
 ) -> None:
@@ -313,7 +322,8 @@ def nightly(
 
         asv_folder = (asv_results or results / "asv") if publish else None
         say = lambda text: _say(_console(), text)  # noqa: E731
-        night = make_night(measure, results, asv_folder, _limits(step_limit, drift_limit, pinned), detector, say)
+        limits = _limits(step_limit, drift_limit, pinned)
+        night = make_night(measure, results, asv_folder, limits, detector, say, machine)
         if code := night.run():
             sys.exit(code)
 

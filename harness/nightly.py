@@ -37,6 +37,7 @@ class Night:
     detector: Detector
     say: Callable[[str], None]
     asv_results: Path | None = None  # None: publish nothing
+    machine: str = ""  # asv's name of it, in place of its hardware's
     codes: list[int] = field(default_factory=list)
 
     def run(self) -> int:
@@ -68,7 +69,7 @@ class Night:
             self.say("asv: not published, as asked for or because it is not installed")
             return
         try:
-            for line in publish(self.results, self.checkout, self.asv_results, profile):
+            for line in publish(self.results, self.checkout, self.asv_results, profile, self.machine):
                 self.say(line)
         except UsageError as error:
             self.say(f"asv: not published: {error}")
@@ -84,11 +85,11 @@ class Night:
             self.say(f"history: {page}")
 
 
-def publish(results: Path, checkout: Path, asv_results: Path, profile: str) -> Iterator[str]:
+def publish(results: Path, checkout: Path, asv_results: Path, profile: str, machine: str = "") -> Iterator[str]:
     """Backfill every stored run of `profile` and make asv's pages; yields what was done. Raises UsageError."""
     runs = [load_run(folder) for folder in list_runs(results / "runs")]
     runs = [run for run in runs if run.header.profile == profile]
-    for made in backfill(runs, checkout, asv_results, discover(checkout, asv_results)):
+    for made in backfill(runs, checkout, asv_results, discover(checkout, asv_results), machine):
         told = f"left out: {made.skipped}" if made.skipped else f"{made.rows} rows in {made.path}"
         yield f"asv: {made.run}: {told}"
     if not any(asv_results.glob("*/*-*.json")):

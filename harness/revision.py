@@ -6,28 +6,54 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 from pathlib import Path
 
 from harness.host import UNKNOWN
+from harness.sources import source_digest
 
 SOURCE_SUFFIXES = (".py", ".cpp", ".h", ".toml", ".j2", ".txt")
+#: What runs write is no code: a night that had published its pages was no longer "of a clean commit".
+OUTPUTS = "results"
+#: Beside a harness that was laid over another commit's engine: what both are, for no git can tell.
+CARRIED = "carried.json"
+
+
+def carry(root: Path, engine: str, commit: str, harness: Path) -> None:
+    """Note below `root` that its `engine` folder is the one of `commit`, and its harness a copy of `harness`'s."""
+    facts = {"engine": {"commit": commit, "sources": source_digest([root / engine])}, "harness": revision(harness)}
+    (root / "harness" / CARRIED).write_text(json.dumps(facts, indent=1))
+
+
+def engine_and_harness(checkout: Path, engine: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Revisions of the engine and of the harness below `checkout`: two, where one was laid over the other's commit."""
+    try:
+        carried = json.loads((checkout / "harness" / CARRIED).read_text())
+    except OSError:
+        whole = revision(checkout)
+        return whole, whole
+    found, noted = source_digest([checkout / engine]), carried["engine"]
+    edited = found != noted["sources"]
+    of_engine = {"commit": noted["commit"], "dirty": "yes" if edited else "no", "dirty_digest": found if edited else ""}
+    return of_engine, carried["harness"]
 
 
 def revision(path: Path | str) -> dict[str, str]:
     """`commit`, `dirty` ("yes" or "no") and `dirty_digest` (empty when clean) of the git checkout that holds `path`.
 
-    Ignored files do not count; untracked ones do. Without git or a commit the first two are "unknown", and the digest
-    is of the source files below `path`, so that two copies of different code still differ.
+    Ignored files do not count, nor does `results/`; untracked ones do. Without git or a commit the first two are
+    "unknown", and the digest is of the source files below `path`, so that two copies of different code still differ.
     """
     top = _git(Path(path), "rev-parse", "--show-toplevel")
     commit = _git(Path(path), "rev-parse", "--verify", "HEAD")
     if top is None or commit is None:
         return {"commit": UNKNOWN, "dirty": UNKNOWN, "dirty_digest": _digest(Path(path), b"", _sources(Path(path)))}
     root = Path(top.decode().strip())
-    changes = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
-    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    counted = ["--", ".", f":(exclude){OUTPUTS}"]
+    changes = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *counted)
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z", *counted)
     if changes is None or untracked is None:
         return {"commit": commit.decode().strip(), "dirty": UNKNOWN, "dirty_digest": _digest(root, b"", _sources(root))}
     names = sorted(name for name in untracked.split(b"\0") if name)

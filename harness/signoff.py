@@ -28,6 +28,7 @@ from harness.plugins import find_engine, registered_engines, replaced_probes
 from harness.profiles import load_profile
 from harness.progress import progress
 from harness.records import Fate, GateResult, RunHeader
+from harness.revision import engine_and_harness
 from harness.selftest.latest import latest_sentence
 from harness.soundness import plain
 from harness.sources import source_digest
@@ -37,7 +38,7 @@ from harness.verdicts import added_gates, conclude
 from harness.waivers import load_waivers
 
 CHECKOUT = Path(harness.__file__).resolve().parents[1]
-CODE = (CHECKOUT / "harness", CHECKOUT / "atom_impl")
+CODE = (CHECKOUT / "harness", CHECKOUT / "atom_impl")  # `harness.export.asv_results` finds a commit by their digest
 REPORT = "report.html"
 #: A compared cell: its gates, and the fate and reason of a side that failed.
 Timed = tuple[list[GateResult], tuple[Fate, str] | None]
@@ -102,7 +103,7 @@ def declare(order: Order, plan: Plan, kind: str, sides: Mapping[str, Side] | Non
     code = {"sources": source_digest(CODE), "versions": versions, "registered": registered_engines()}
     records = {side.name: side.record() for side in (sides or {}).values()}
     code |= {"sides": records} if records else {}
-    revision = machine.revision(CHECKOUT)
+    of_engine, of_harness = engine_and_harness(CHECKOUT, CODE[-1].name)
     started = datetime.now(UTC)
     return RunHeader(
         run=f"{started:%Y%m%dT%H%M%SZ}-{profile.name}-{secrets.token_hex(2)}",
@@ -115,8 +116,8 @@ def declare(order: Order, plan: Plan, kind: str, sides: Mapping[str, Side] | Non
         declared=dict(plan.declared),
         device=plan.device,
         fingerprint=plain(fingerprint),
-        engine_revision=plain({**revision, **code}),
-        harness_revision=plain(revision),
+        engine_revision=plain({**of_engine, **code}),
+        harness_revision=plain(of_harness),
         kind=kind,
         filters=filters,
         resume_key=resume_key(

@@ -3,6 +3,9 @@
 asv's own environments build an isolated one for each commit, and nobody rebuilds torch forty times. Here `atom_impl`
 comes from the commit, everything that measures from the running checkout, and site-packages stay as they are; so
 `asv run v1..main`, `asv continuous`, `asv find` and `--interleave-rounds` work at the price of a `git checkout`.
+
+`asv run --python=same` keeps asv's own environment, but for its name: asv writes the interpreter's path into the file
+and its name, so that each checkout drew a line of its own, with somebody's home folder in it.
 """
 
 from __future__ import annotations
@@ -15,9 +18,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from asv import util
+from asv import environment, util
 from asv.console import log
-from asv.environment import Environment, EnvironmentUnavailable
+from asv.environment import Environment, EnvironmentUnavailable, ExistingEnvironment, get_env_name
+from asv.machine import Machine, MachineCollection
+
+from harness.revision import carry
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 ENGINE = "atom_impl"
@@ -25,6 +31,7 @@ ENGINE = "atom_impl"
 MEASURING = ("harness", "suites", "tools")
 #: A change of one of these makes another line of the plot.
 NAMED = ("torch", "triton", "amd-aiter")
+OWN_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 #: Whether this commit's engine has what the running harness asks of an engine.
 PROBE = (
     "from harness.cells import Cell; from harness.plugins import find_engine;"
@@ -38,16 +45,16 @@ class EngineOfCommit(Environment):
     tool_name = "engine"
 
     def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: Any) -> None:
-        own = f"{sys.version_info[0]}.{sys.version_info[1]}"
         if not self.matches(python):
-            raise EnvironmentUnavailable(f"python {python}: the engine environment runs in the one at hand, {own}")
-        versions = {name: _version(name) for name in NAMED}
-        self._requirements = {name: version for name, version in versions.items() if version}
-        super().__init__(conf, own, self._requirements, tagged_env_vars)
+            raise EnvironmentUnavailable(
+                f"python {python}: the engine environment runs in the one at hand, {OWN_PYTHON}"
+            )
+        self._requirements = named_versions()
+        super().__init__(conf, OWN_PYTHON, self._requirements, tagged_env_vars)
 
     @classmethod
     def matches(cls, python: str) -> bool:
-        return python in ("same", sys.executable, f"{sys.version_info[0]}.{sys.version_info[1]}")
+        return python in ("same", sys.executable, OWN_PYTHON)
 
     @property
     def installed_commit_hash(self) -> None:
@@ -63,7 +70,7 @@ class EngineOfCommit(Environment):
         """Check the commit out and put the running harness over it. Raises ProcessError if it is unsupported."""
         self._set_commit_hash(commit_hash)
         repo.checkout(self._build_root, commit_hash)
-        overlay(Path(self._build_root), CHECKOUT)
+        overlay(Path(self._build_root), CHECKOUT, commit_hash)
         if reason := unsupported(Path(self._build_root)):
             log.warning(f"unsupported: the engine of {commit_hash[:8]} is too old for this harness: {reason}")
             raise util.ProcessError(["engine", commit_hash], 1, "", reason)
@@ -80,11 +87,50 @@ class EngineOfCommit(Environment):
         return self.run(args, **kwargs)
 
 
-def overlay(root: Path, checkout: Path) -> None:
-    """Replace what measures in `root` by the copies of `checkout`; the engine stays as it is."""
+class InterpreterAtHand(ExistingEnvironment):
+    """`--python=same` under a name that says what is in it, and not where it is."""
+
+    tool_name = "existing"
+
+    def __init__(self, conf: Any, executable: str, requirements: dict[str, str], tagged_env_vars: Any) -> None:
+        super().__init__(conf, executable, requirements, tagged_env_vars)
+        self._requirements = named_versions()
+
+    @property
+    def python(self) -> str:
+        return OWN_PYTHON
+
+    @property
+    def name(self) -> str:
+        return str(get_env_name(self.tool_name, OWN_PYTHON, named_versions(), self._tagged_env_vars))
+
+
+def setup() -> None:
+    """asv calls this once, when it loads the plugin. What asv looks up by name is replaced: it offers no other way."""
+    environment.ExistingEnvironment = InterpreterAtHand
+    Machine.get_unique_machine_name = classmethod(lambda cls: machine_at_hand())
+
+
+def machine_at_hand() -> str:
+    """The name that asv gives this machine where `--machine` gives none: its hardware's, for a container's host name
+    changes with every start. It is described in asv's own file, so that nobody has to answer asv's questions.
+    """
+    from harness.doctor import choose_device
+    from harness.export.asv_machine import describe
+    from harness.machine import fingerprint
+
+    described = describe(fingerprint(), choose_device(os.environ.get("PERFORMANCE_DEVICE")))
+    name = str(described["machine"])
+    MachineCollection.save(name, {key: value for key, value in described.items() if key != "version"})
+    return name
+
+
+def overlay(root: Path, checkout: Path, commit: str) -> None:
+    """Replace what measures in `root` by the copies of `checkout`; the engine stays as `commit` has it."""
     for name in MEASURING:
         shutil.rmtree(root / name, ignore_errors=True)
         shutil.copytree(checkout / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    carry(root, ENGINE, commit, checkout)
 
 
 def unsupported(root: Path) -> str:
@@ -95,6 +141,11 @@ def unsupported(root: Path) -> str:
     done = subprocess.run([sys.executable, "-c", PROBE], cwd=root, env=env, capture_output=True, text=True, timeout=300)
     said = done.stderr.strip().splitlines()
     return (said[-1] if said else f"exit code {done.returncode}") if done.returncode else ""
+
+
+def named_versions() -> dict[str, str]:
+    versions = {name: _version(name) for name in NAMED}
+    return {name: version for name, version in versions.items() if version}
 
 
 def _version(distribution: str) -> str:

@@ -9,7 +9,7 @@ from harness.errors import UsageError
 from harness.export import hud, table
 from harness.store import RunData
 
-#: Format -> writer of all runs into one file. asv keeps a folder, so it has its own way: `asv_results.backfill`.
+#: Format -> writer of all runs into one file. asv keeps a folder, so it has a way of its own: `asv_results.backfill`.
 WRITERS: dict[str, Callable[[list[RunData], Path], int]] = {
     "csv": table.write_csv,
     "parquet": table.write_parquet,

@@ -13,23 +13,29 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from harness.cells import DEFAULTS
 from harness.errors import UsageError
+from harness.export.asv_machine import describe
+from harness.export.recognise import commit_of
 from harness.history.figures import Figure, figures_of_run
 from harness.history.series import commit_times
 from harness.host import UNKNOWN
-from harness.machine import series_key
 from harness.store import RunData
 
 BENCHMARKS = "benchmarks.json"
-MACHINE_VERSION = 1
 ENVIRONMENT = "harness"
+#: The parameters that grow by what a night sweeps. Another model is not: the suite says which ones asv follows.
+GROWING = ("level", "mode", "batch", "ladder")
+#: What a header's `sources` is the digest of, in this order.
+CODE = ("harness", "atom_impl")
 #: Software that makes another line of a plot, as asv's requirements do.
 REQUIREMENTS = ("torch", "triton", "aiter", "rocm")
 
@@ -78,15 +84,41 @@ def discover(checkout: Path, results: Path) -> dict[str, dict[str, Any]]:
 
 
 def backfill(
-    runs: Iterable[RunData], checkout: Path, results: Path, benchmarks: Mapping[str, Mapping[str, Any]]
+    runs: Iterable[RunData],
+    checkout: Path,
+    results: Path,
+    benchmarks: Mapping[str, Mapping[str, Any]],
+    machine: str = "",
 ) -> list[Backfilled]:
-    """Write or complete asv's result file of each run's commit and machine, one run after the other."""
+    """Write or complete asv's result file of each run's commit and machine, one run after the other.
+
+    `machine` names it in place of its hardware.
+    """
     times = commit_times(checkout)
-    return [_backfill_one(run, times, results, benchmarks) for run in sorted(runs, key=lambda run: run.header.started)]
+    ordered = sorted(runs, key=lambda run: run.header.started)
+    benchmarks = {name: _widened(row, ordered) for name, row in benchmarks.items()}
+    _write_json(results / BENCHMARKS, {**benchmarks, "version": 2})
+    return [_backfill_one(_placed(run, checkout), times, results, benchmarks, machine) for run in ordered]
+
+
+def _placed(run: RunData, checkout: Path) -> RunData:
+    """The run, with the commit that its sources are of where its machine had no git to ask."""
+    revision = run.header.engine_revision
+    if revision.get("commit") != UNKNOWN or not revision.get("sources"):
+        return run
+    commit = commit_of(checkout, CODE, str(revision["sources"]))
+    if not commit:
+        return run
+    known = {**revision, "commit": commit, "dirty": "no", "dirty_digest": ""}
+    return replace(run, header=msgspec.structs.replace(run.header, engine_revision=known))
 
 
 def _backfill_one(
-    run: RunData, times: Mapping[str, float], results: Path, benchmarks: Mapping[str, Mapping[str, Any]]
+    run: RunData,
+    times: Mapping[str, float],
+    results: Path,
+    benchmarks: Mapping[str, Mapping[str, Any]],
+    machine: str,
 ) -> Backfilled:
     header = run.header
     commit = str(header.engine_revision.get("commit", UNKNOWN))
@@ -98,15 +130,47 @@ def _backfill_one(
     filled = {name: made for name, made in filled.items() if any(value is not None for value in made.result)}
     if not filled:
         return Backfilled(header.run, skipped="no row of the suite is a cell of this run")
-    path = _save(run, commit, times[commit], results, filled, benchmarks)
+    described = describe(run.header.fingerprint, run.header.device, machine)
+    path = _save(run, commit, times[commit], results, filled, benchmarks, described)
     count = sum(value is not None for made in filled.values() for value in made.result)
     return Backfilled(header.run, path, count)
 
 
+def _widened(benchmark: Mapping[str, Any], runs: Iterable[RunData]) -> dict[str, Any]:
+    """The row with every level, mode, batch and ladder of the runs among its parameters."""
+    params = [list(values) for values in benchmark["params"]]
+    for name, values in zip(benchmark["param_names"], params, strict=True):
+        if name in GROWING:
+            seen = {repr(_fact(figure, name)) for run in runs for figure in _figures(benchmark, run)}
+            values += sorted(seen - set(values), key=lambda text: (len(text), text))
+    return {**benchmark, "params": params}
+
+
+def _figures(benchmark: Mapping[str, Any], run: RunData) -> list[Figure]:
+    """The served figures that this row could show: of its metric, in decode, of a model that it names."""
+    metric = re.sub(r"^.*\.track_", "", benchmark["name"])
+    models = benchmark["params"][benchmark["param_names"].index("model")]
+    kinds = "kind" in benchmark["param_names"]
+    return [
+        figure
+        for figure in figures_of_run(run)
+        if (figure.metric, figure.arm, figure.lane) == (metric, "R", "serving")
+        and figure.is_sound
+        and _fact(figure, "workload") == "decode"
+        and repr(_fact(figure, "model")) in models
+        and bool(figure.kind) == kinds
+    ]
+
+
+def _fact(figure: Figure, name: str) -> Any:
+    """A parameter's value, as the suite's rows say it."""
+    value = {**DEFAULTS, **figure.axes, "batch": figure.batch, "kind": figure.kind, "cache": figure.cache}[name]
+    return "-".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
 def _fill(benchmark: Mapping[str, Any], run: RunData) -> _Result:
     """One entry a parameter set, None where the run has no such figure."""
-    metric = re.sub(r"^.*\.track_", "", benchmark["name"])
-    figures = [figure for figure in figures_of_run(run) if figure.metric == metric and figure.is_sound]
+    figures = _figures(benchmark, run)
     made = _Result([], [], [])
     for values in product(*benchmark["params"]):
         figure = _find(figures, dict(zip(benchmark["param_names"], values, strict=True)))
@@ -117,17 +181,15 @@ def _fill(benchmark: Mapping[str, Any], run: RunData) -> _Result:
 
 
 def _find(figures: Sequence[Figure], wanted: Mapping[str, str]) -> Figure | None:
-    """The one served figure that `wanted` (name -> repr, as asv keeps it) describes; None if there is no single one."""
-    fits = [figure for figure in figures if figure.arm == "R" and figure.lane == "serving" and _is(figure, wanted)]
+    """The one figure that `wanted` (name -> repr, as asv keeps it) describes; None if there is no single one."""
+    fits = [figure for figure in figures if all(_says(figure, name, text) for name, text in wanted.items())]
     return fits[0] if len(fits) == 1 else None
 
 
-def _is(figure: Figure, wanted: Mapping[str, str]) -> bool:
-    facts = {**DEFAULTS, **figure.axes, "batch": figure.batch, "kind": figure.kind}
-    unsaid = {"workload": DEFAULTS["workload"], "model": DEFAULTS["model"], "kind": "", "engine": DEFAULTS["engine"]}
-    return all(repr(facts[name]) == text for name, text in wanted.items()) and all(
-        facts[name] == value for name, value in unsaid.items() if name not in wanted
-    )
+def _says(figure: Figure, name: str, text: str) -> bool:
+    if name == "cache" and not figure.cache:
+        return True  # a start that compiles nothing fits every state
+    return repr(_fact(figure, name)) == text
 
 
 def _save(
@@ -137,10 +199,10 @@ def _save(
     results: Path,
     filled: Mapping[str, _Result],
     benchmarks: Mapping[str, Mapping[str, Any]],
+    machine: Mapping[str, Any],
 ) -> Path:
     from asv.results import Results
 
-    machine = _machine(run)
     software = run.header.fingerprint.get("software", {})
     requirements = {name: str(software[name]) for name in REQUIREMENTS if software.get(name, UNKNOWN) != UNKNOWN}
     python = str(software.get("python", UNKNOWN))
@@ -167,22 +229,6 @@ def _save(
         target = folder / written.name
         os.replace(written, target)
     return target
-
-
-def _machine(run: RunData) -> dict[str, Any]:
-    """The machine as asv describes one. Its name is that of the series, so that like is held against like."""
-    facts = run.header.fingerprint
-    gpus = facts.get("gpus") or []
-    return {
-        "machine": series_key(facts, run.header.device),
-        "arch": str(facts["os"]["architecture"]),
-        "cpu": str(facts["cpu"]["model"]),
-        "num_cpu": str(facts["cpu"]["usable_cores"]),
-        "os": str(facts["os"]["name"]),
-        "ram": str(facts["memory_mib"] * 1024),
-        "gpu": f"{len(gpus)} x {gpus[0].get('name', UNKNOWN)}" if gpus else "none",
-        "version": MACHINE_VERSION,
-    }
 
 
 def _benchmark_dir(checkout: Path) -> Path:

@@ -37,6 +37,7 @@ def write_hud(runs: list[RunData], out: Path) -> int:
 def _row(run: RunData, figure: Figure) -> dict[str, Any]:
     header, axes = run.header, figure.axes
     where = {"batch": figure.batch, "kind": figure.kind or None, "arm": figure.arm, "lane": figure.lane}
+    where["cache"] = figure.cache or None
     return {
         "timestamp": int(datetime.fromisoformat(header.started).timestamp()),
         "schema_version": SCHEMA,

@@ -23,9 +23,10 @@ def rows(runs: Iterable[RunData]) -> Iterator[dict[str, Any]]:
     """Every published, finite figure with its run, commit, machine and axes; an unsound one is an error of its cell."""
     for run in runs:
         shared = _run_facts(run)
+        dtypes = {(lane.cell, lane.lane): lane.dtype for lane in run.lanes}
         for figure in figures_of_run(run):
             if figure.is_sound:
-                yield {**shared, **_figure_facts(figure)}
+                yield {**shared, **_figure_facts(figure), "dtype": dtypes[figure.cell, figure.lane]}
 
 
 def write_csv(runs: list[RunData], out: Path) -> int:
@@ -69,6 +70,7 @@ def _figure_facts(figure: Figure) -> dict[str, Any]:
         "unit": figure.unit,
         "batch": figure.batch,
         "kind": figure.kind,
+        "cache": figure.cache,
         "arm": figure.arm,
         "exact": figure.exact,
         "median": box.median,

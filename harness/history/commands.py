@@ -40,10 +40,12 @@ def look_back(
     return report.exit_code
 
 
-def fill(folders: list[Path], asv_results: Path, say: Say) -> None:
-    """Backfill the runs in `folders`. Raises UsageError if none of them gave a row."""
+def fill(folders: list[Path], asv_results: Path, machine: str, say: Say) -> None:
+    """Backfill the runs in `folders`; `machine` names theirs in place of its hardware. Raises UsageError if none of
+    them gave a row.
+    """
     runs = [load_run(folder) for folder in folders]
-    made = backfill(runs, CHECKOUT, asv_results, discover(CHECKOUT, asv_results))
+    made = backfill(runs, CHECKOUT, asv_results, discover(CHECKOUT, asv_results), machine)
     for one in made:
         say(f"{one.run}: left out: {one.skipped}" if one.skipped else f"{one.run}: {one.rows} rows in {one.path}")
     if not any(one.path for one in made):
@@ -57,8 +59,9 @@ def make_night(
     limits: Limits,
     detector: str,
     say: Say,
+    machine: str = "",
 ) -> Night:
     """A night over this checkout; without asv installed it publishes nothing."""
     if find_spec("asv") is None:
         asv_results = None
-    return Night(measure, results, CHECKOUT, limits, choose_detector(detector), say, asv_results)
+    return Night(measure, results, CHECKOUT, limits, choose_detector(detector), say, asv_results, machine)

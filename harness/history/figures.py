@@ -22,6 +22,9 @@ PUBLISHED = frozenset({Fate.MEASURED, Fate.COST_CHANGED, Fate.SLOWER, Fate.FASTE
 #: Every kind of copy that a step can make; one that it does not make costs zero, and is no hole in a series.
 COPY_KINDS = ("staging", "copy_in", "handoff", "output", "padding")
 
+#: How `per_bucket` begins the name of a size that runs without a bucket.
+EAGER = "eager "
+
 #: Seconds, once for each cell, by what the capture calls them.
 DURATIONS = {"capture_s": "capture_s", "compile_s": "compile_s", "start_s": "first_graph_s"}
 #: Exact numbers of a capture; the second names where it keeps them.
@@ -30,7 +33,8 @@ COUNTS = {"pool_bytes": (), "recompiles": ("compiles",), "graph_breaks": ("compi
 
 @dataclass(frozen=True)
 class Figure:
-    """One cost of one cell. `batch` is the bucket of a per-step figure; `kind` the kind of copy; `arm` the timed arm.
+    """One cost of one cell. `batch` is the bucket of a per-step figure, or the live rows of a step without one; `kind`
+    the kind of copy; `arm` the timed arm; `cache` what `cache_state` says of a start.
 
     `exact` figures have no spread: any change is a change.
     """
@@ -45,6 +49,7 @@ class Figure:
     kind: str = ""
     arm: str = "R"
     exact: bool = False
+    cache: str = ""
 
     @property
     def value(self) -> float:
@@ -60,7 +65,16 @@ class Figure:
     @property
     def label(self) -> str:
         """`decode_latency_us[batch=4] level=3,mode=FULL`: unique within a run."""
+        return self._label(cache=self.cache or None)
+
+    @property
+    def place(self) -> str:
+        """The label without the state of the cache: a start that was warm tonight is not a cold one that is missing."""
+        return self._label(cache=None)
+
+    def _label(self, cache: str | None) -> str:
         facts = {"batch": self.batch, "kind": self.kind or None, "arm": None if self.arm == "R" else self.arm}
+        facts["cache"] = cache
         inner = ",".join(f"{name}={value}" for name, value in facts.items() if value is not None)
         lane = "" if self.lane == "serving" else f" {self.lane}"
         return f"{self.metric}{f'[{inner}]' if inner else ''} {self.cell}{lane}"
@@ -93,9 +107,9 @@ def _latencies(lane: LaneRecord) -> Iterator[Figure]:
 
 
 def _per_step(lane: LaneRecord) -> Iterator[Figure]:
-    """Exact costs of one replayed step of each bucket, and how many steps were not replayed."""
-    for bucket, costs in lane.counters.get("per_bucket", {}).items():
-        batch = int(bucket)
+    """Exact costs of one step of each bucket, or eager size, and how many steps were not replayed."""
+    for step, costs in lane.counters.get("per_bucket", {}).items():
+        batch = int(step.removeprefix(EAGER))
         for name in ("segments", "regions"):
             if costs.get(name) is not None:
                 yield _figure(lane, f"{name}_per_step", "count", [costs[name]], batch=batch, exact=True)
@@ -112,7 +126,7 @@ def _per_step(lane: LaneRecord) -> Iterator[Figure]:
 def _capture(lane: LaneRecord) -> Iterator[Figure]:
     for key, metric in DURATIONS.items():
         if lane.capture.get(key) is not None:
-            yield _figure(lane, metric, "s", [lane.capture[key]])
+            yield _figure(lane, metric, "s", [lane.capture[key]], cache=cache_state(lane.capture))
     for metric, path in COUNTS.items():
         table: Mapping[str, Any] = lane.capture
         for key in path:
@@ -120,3 +134,18 @@ def _capture(lane: LaneRecord) -> Iterator[Figure]:
         if table.get(metric) is not None:
             unit = "bytes" if metric.endswith("bytes") else "count"
             yield _figure(lane, metric, unit, [table[metric]], exact=True)
+
+
+def cache_state(capture: Mapping[str, Any]) -> str:
+    """What a start found: "cold" (all code was generated), "warm" (all was loaded), "mixed", "reused" (an earlier cell
+    of the process had left it); "" where no code is generated at all.
+
+    A cold start on the night of a change beside a warm one on the night after is no speed-up.
+    """
+    compiles = capture.get("compiles") or {}
+    made, loaded = compiles.get("num_inductor_compiles", 0), compiles.get("num_cache_hits", 0)
+    if not made + loaded:
+        return ""
+    if not capture.get("compile_s"):
+        return "reused"
+    return "mixed" if made and loaded else "cold" if made else "warm"

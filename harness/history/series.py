@@ -86,6 +86,7 @@ def series_of_runs(runs: Iterable[RunData], times: Mapping[str, float], unreadab
     """
     runs = list(runs)
     points: dict[tuple[str, str, str], dict[str, tuple[Point, Figure | None]]] = defaultdict(dict)
+    places: dict[str, set[str]] = defaultdict(set)
     starts = []
     for run in runs:
         machine = series_key(run.header.fingerprint, run.header.device)
@@ -94,11 +95,13 @@ def series_of_runs(runs: Iterable[RunData], times: Mapping[str, float], unreadab
             if figure.arm == "R":
                 key = (machine, run.header.profile, figure.label)
                 points[key][run.header.run] = _point(run, times, figure), figure
+                places[run.header.run].add(figure.place)
     made = []
     for (machine, profile, label), found in points.items():
-        whole = [_point(run, times, None) for run in _peers(runs, machine, profile) if run.header.run not in found]
         figure = next(known for _, known in found.values() if known is not None)
-        listed = (*(point for point, _ in found.values()), *whole)
+        without = [run for run in _peers(runs, machine, profile) if figure.place not in places[run.header.run]]
+        holes = [_point(run, times, None) for run in without]
+        listed = (*(point for point, _ in found.values()), *holes)
         made.append(Series(label, figure.unit, machine, listed, figure.exact))
     return History(tuple(made), tuple(starts), unreadable)
 

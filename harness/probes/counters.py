@@ -215,12 +215,16 @@ def _totals(steps: list[DrivenStep], context: ProbeContext) -> dict[str, Any]:
 
 
 def _per_step(steps: list[DrivenStep]) -> dict[str, Any]:
-    """One replay's exact costs for each bucket: the figures that a baseline is held against."""
+    """One step's exact costs for each bucket that was replayed, and for each size that ran eagerly ("eager 5"): the
+    figures that a baseline is held against.
+
+    Without a recording a region is an ordinary call, which no engine need count.
+    """
     table: dict[str, Any] = {}
     for step in steps:
-        claim = step.claim
-        if claim.get("segments"):
-            copies = {str(kind): dict(count) for kind, count in (claim.get("copies") or {}).items()}
-            key = str(claim.get("bucket"))
-            table.setdefault(key, {"segments": claim["segments"], "regions": claim.get("regions"), "copies": copies})
+        claim, replayed = step.claim, bool(step.claim.get("segments"))
+        key = str(claim.get("bucket")) if replayed else f"eager {step.rows}"
+        copies = {str(kind): dict(count) for kind, count in (claim.get("copies") or {}).items()}
+        costs = {"segments": claim.get("segments") or 0, "copies": copies}
+        table.setdefault(key, costs | ({"regions": claim.get("regions")} if replayed else {}))
     return table

@@ -14,9 +14,11 @@ from harness.export.asv_results import backfill, discover
 from harness.history.series import history_of_asv
 from harness.nightly import publish
 from harness.records import LaneRecord
+from harness.sources import source_digest
 from harness.store import RunData
 from suites.instrument.spine import CHECKOUT
 from suites.instrument.stored_nights import FACTS, header, lane, make_commits, store
+from suites.instrument.test_compare import git
 
 LATENCY = "decode.DecodeLatency.track_decode_latency_us"
 COPIES = "decode.DecodeCopies.track_copied_bytes_per_step"
@@ -85,6 +87,83 @@ def test_what_is_not_the_commits_own_is_left_out_and_said(
     assert "no row of the suite" in reasons[2]
     assert "no row of the suite" in reasons[3]
     assert not list((tmp_path / "asv").glob("*/*.json"))
+
+
+GPU = {"name": "NVIDIA H200", "arch": "sm_90", "compute_partition": "whole", "memory_partition": "unknown"}
+ON_GPU = {**FACTS, "gpus": [{**GPU, "power_cap_w": 700}], "visible_gpus": 1}
+POOL = "decode.DecodeRecordings.track_pool_bytes"
+COMPILE = "start.Start.track_compile_s"
+
+
+def test_a_machine_is_named_by_its_hardware_and_never_by_its_host(
+    tmp_path: Path, benchmarks: dict[str, dict[str, object]]
+) -> None:
+    (commit,) = make_commits(tmp_path / "repo", 1)
+    runs = [
+        store(tmp_path, commit, 0, lane([9.0]), fingerprint=ON_GPU, device="cuda"),
+        store(tmp_path, commit, 1, lane([9.0])),
+    ]
+    made = backfill(runs, tmp_path / "repo", tmp_path / "asv", benchmarks)
+    assert [one.path.parent.name for one in made if one.path] == ["nvidia-h200", "cpu-2core"]
+    described = json.loads((tmp_path / "asv" / "nvidia-h200" / "machine.json").read_text())
+    assert described["gpu"] == "1 x NVIDIA H200"
+    assert "700w" in described["series"], "a lower power cap is another line of the plot"
+    (named,) = backfill(runs[:1], tmp_path / "repo", tmp_path / "asv", benchmarks, "mi355x-node01")
+    assert named.path is not None
+    assert named.path.parent.name == "mi355x-node01"
+
+
+def test_a_run_without_git_is_known_by_its_sources(tmp_path: Path, benchmarks: dict[str, dict[str, object]]) -> None:
+    """A GPU machine gets a copy of the tree and no history."""
+    repo, (older,) = tmp_path / "repo", make_commits(tmp_path / "repo", 1)
+    for name in ("harness", "atom_impl"):
+        (repo / name).mkdir()
+        (repo / name / "__init__.py").write_text(f"NAME = '{name}'\n")
+    git(repo, "add", "--all")
+    git(repo, "commit", "--quiet", "-m", "code")
+    sources = source_digest([repo / "harness", repo / "atom_impl"])
+    copied = {"commit": "unknown", "dirty": "unknown", "dirty_digest": "abcd", "sources": sources}
+    runs = [
+        store(tmp_path, "unknown", night, lane([9.0]), engine_revision=facts)
+        for night, facts in enumerate([copied, {**copied, "sources": "0123"}])
+    ]
+    known, unknown = backfill(runs, repo, tmp_path / "asv", benchmarks)
+    assert known.path is not None
+    commit = git(repo, "rev-parse", "HEAD")
+    assert commit != older
+    assert known.path.name.startswith(commit[:8])
+    assert "not in this repository" in unknown.skipped
+
+
+def test_what_a_night_sweeps_beyond_the_suite_gets_its_rows_and_each_ladder_its_own(
+    tmp_path: Path, benchmarks: dict[str, dict[str, object]]
+) -> None:
+    (commit,) = make_commits(tmp_path / "repo", 1)
+    wide = {**lane([1.0]).axes, "level": 2, "ladder": [1, 2, 8]}
+    runs = [
+        store(tmp_path, commit, 0, lane([9.0], capture={"pool_bytes": 100})),
+        store(tmp_path, commit, 1, lane([9.0], axes=wide, capture={"pool_bytes": 300})),
+    ]
+    backfill(runs, tmp_path / "repo", tmp_path / "asv", benchmarks)
+    read = {one.name: one.points[-1].value for one in history_of_asv(tmp_path / "asv").series}
+    assert read[f"{POOL}('smollm2-135m-instruct', 3, 'FULL', '1-2-4')"] == 100.0
+    assert read[f"{POOL}('smollm2-135m-instruct', 2, 'FULL', '1-2-8')"] == 300.0
+    assert read[f"{POOL}('smollm2-135m-instruct', 3, 'FULL', '1-2-8')"] is None
+    listed = json.loads((tmp_path / "asv" / "benchmarks.json").read_text())
+    assert listed[POOL]["params"][-1] == ["'1-2-4'", "'1-2-8'"]
+
+
+def test_a_cold_start_and_a_warm_one_are_two_rows(tmp_path: Path, benchmarks: dict[str, dict[str, object]]) -> None:
+    (commit,) = make_commits(tmp_path / "repo", 1)
+    found = [(9.0, {"num_inductor_compiles": 3}), (2.0, {"num_cache_hits": 3})]
+    runs = [
+        store(tmp_path, commit, night, lane([9.0], capture={"compile_s": seconds, "compiles": compiles}))
+        for night, (seconds, compiles) in enumerate(found)
+    ]
+    backfill(runs, tmp_path / "repo", tmp_path / "asv", benchmarks)
+    read = {one.name: one.points[-1].value for one in history_of_asv(tmp_path / "asv").series}
+    assert read[f"{COMPILE}('smollm2-135m-instruct', 3, 'FULL', '1-2-4', 'cold')"] == 9.0
+    assert read[f"{COMPILE}('smollm2-135m-instruct', 3, 'FULL', '1-2-4', 'warm')"] == 2.0
 
 
 def cell_beside(record: LaneRecord) -> LaneRecord:

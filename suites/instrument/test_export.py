@@ -32,6 +32,19 @@ def test_csv_has_a_row_a_figure_with_its_machine_commit_and_axes(tmp_path: Path)
     assert (latency["commit"], latency["level"], latency["ladder"]) == ("c" * 40, "3", "1-2-4")
     assert latency["machine"].startswith("cpu-a-processor-2-cores-")
     assert latency["torch"] == "2.13.0"
+    assert {row["dtype"] for row in read} == {"bfloat16"}, "the axis says only that it is the lane's own"
+
+
+def test_a_cold_start_and_a_warm_one_are_told_apart_in_every_format(tmp_path: Path) -> None:
+    capture = {"compile_s": 9.0, "compiles": {"num_inductor_compiles": 3, "num_cache_hits": 0}}
+    cold = run(lane([10.0], capture=capture))
+    export([cold], "csv", tmp_path / "figures.csv")
+    with (tmp_path / "figures.csv").open() as file:
+        assert [row["cache"] for row in csv.DictReader(file) if row["metric"] == "compile_s"] == ["cold"]
+    export([cold], "hud", tmp_path / "hud.jsonl")
+    read = [json.loads(line) for line in (tmp_path / "hud.jsonl").read_text().splitlines()]
+    (row,) = (row for row in read if row["metric"]["name"] == "compile_s")
+    assert row["inputs"]["cache"]["extra_info"]["value"] == "cold"
 
 
 def test_hud_rows_carry_every_sample_runner_and_dependency(tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from harness.history.annotate import difference, missing_nights, ranges, segment
 from harness.history.changepoints import Detector, choose_detector, noise_of, steps
 from harness.history.check import Kind, Limits, Report, check, judge, lines
 from harness.history.creep import drift
-from harness.history.series import History, Point, Series, environment_of, history_of_asv
+from harness.history.figures import figures_of
+from harness.history.series import History, Point, Series, environment_of, history_of_asv, history_of_records
+from harness.records import LaneRecord
+from suites.instrument.stored_nights import lane, make_commits, store
 
 FIRST_NIGHT = datetime(2026, 11, 1, 2, tzinfo=UTC)
 ASV = choose_detector("asv")
@@ -245,6 +248,37 @@ def test_segments_follow_the_environment_back_and_forth() -> None:
     cut = segments(series([1.0, 2.0, None, 3.0], environments=["a", "b", "b", "a"]))
     assert [segment.values for segment in cut] == [[1.0], [2.0], [3.0]]
     assert segments(series([None])) == []
+
+
+def start_of(cache: str) -> LaneRecord:
+    made, loaded = {"cold": (3, 0), "warm": (0, 3), "mixed": (1, 2), "reused": (3, 0), "": (0, 0)}[cache]
+    compiles = {"num_inductor_compiles": made, "num_cache_hits": loaded}
+    capture = {"compile_s": 0.0 if cache in ("reused", "") else 9.0, "start_s": 11.0, "compiles": compiles}
+    return lane([1000.0], capture=capture)
+
+
+@pytest.mark.parametrize("cache", ["cold", "warm", "mixed", "reused", ""])
+def test_a_start_is_told_apart_by_what_it_found_in_the_cache(cache: str) -> None:
+    found = {figure.cache for figure in figures_of(start_of(cache)) if figure.metric in ("compile_s", "first_graph_s")}
+    assert found == {cache}
+
+
+def test_a_start_that_is_warm_tonight_is_no_speed_up_and_no_hole(tmp_path: Path) -> None:
+    commits = make_commits(tmp_path / "repo", 8)
+    for night, commit in enumerate(commits):
+        store(tmp_path, commit, night, start_of("warm" if night > 5 else "cold"))
+    read = history_of_records(tmp_path / "runs", tmp_path / "repo")
+    lengths = {one.name.partition(" ")[0]: len(one.points) for one in read.series if one.name.startswith("compile_s")}
+    assert lengths == {"compile_s[cache=cold]": 6, "compile_s[cache=warm]": 2}
+    assert check(read, LIMITS, ASV, date(2026, 11, 8)).findings == ()
+
+
+def test_an_eager_size_has_its_copies_in_the_history() -> None:
+    costs = {"segments": 0, "copies": {"staging": {"count": 7, "bytes": 340}}}
+    record = lane([1000.0], counters={"per_bucket": {"eager 5": costs}})
+    values = {figure.label.partition(" ")[0]: figure.value for figure in figures_of(record) if figure.batch == 5}
+    assert values["copied_bytes_per_step[batch=5]"] == 340.0
+    assert values["segments_per_step[batch=5]"] == 0.0
 
 
 def asv_file(folder: Path, commit: str, day: int, result: Any, columns: Sequence[str] = ("result", "params")) -> None:

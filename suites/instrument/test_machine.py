@@ -19,6 +19,7 @@ import pytest
 from harness.gpus import FACTS, MOMENTARY, list_gpus, load_optional
 from harness.host import Host, Outcome, TorchFacts, run_command, version_tuple
 from harness.machine import fingerprint, recorded_variables, revision, rocm_version, series_key
+from harness.revision import carry, engine_and_harness
 from suites.instrument.fake_host import CPU_TORCH, CUDA_TORCH, H200, MI300X, ROCM_TORCH, make_host
 
 
@@ -384,6 +385,33 @@ def test_every_kind_of_edit_makes_another_tree_and_undoing_it_makes_the_same_aga
     assert len(set(digests)) == len(digests)
     assert edit(lambda: model.write_text("x = 2\n")) == digests[0]
     assert revision(checkout)["dirty"] == "no"
+
+
+def test_what_runs_leave_in_results_is_no_edit_of_the_code(checkout: Path) -> None:
+    """asv's pages are written each night, and the next night was no longer of a clean commit."""
+    (checkout / "results" / "asv").mkdir(parents=True)
+    (checkout / "results" / "asv" / "benchmarks.json").write_text("{}")
+    assert revision(checkout)["dirty"] == "no"
+    commit_all = ("add", "-f", "results"), ("commit", "-q", "-m", "kept")
+    for arguments in commit_all:
+        git(checkout, *arguments)
+    (checkout / "results" / "asv" / "benchmarks.json").write_text("{ }")
+    assert revision(checkout)["dirty"] == "no"
+
+
+def test_a_harness_laid_over_another_commit_says_what_both_are(checkout: Path, tmp_path: Path) -> None:
+    root = tmp_path / "laid"
+    for folder in ("harness", "engine"):
+        (root / folder).mkdir(parents=True)
+    (root / "engine" / "model.py").write_text("x = 1\n")
+    carry(root, "engine", "c" * 40, checkout)
+    clean = {"commit": "c" * 40, "dirty": "no", "dirty_digest": ""}
+    assert engine_and_harness(root, "engine") == (clean, revision(checkout))
+    (root / "engine" / "model.py").write_text("x = 2\n")
+    of_engine, _ = engine_and_harness(root, "engine")
+    assert (of_engine["commit"], of_engine["dirty"]) == ("c" * 40, "yes")
+    assert of_engine["dirty_digest"]
+    assert engine_and_harness(checkout, "engine") == (revision(checkout), revision(checkout))
 
 
 def test_a_staged_edit_counts_like_one_that_is_not(checkout: Path) -> None:

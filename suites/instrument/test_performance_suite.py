@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.profiles import load_profile
 from harness.records import Fate, LaneRecord, Latency, Phase, RunHeader
 from harness.store import RunData
+from suites.instrument.spine import write_profile
 from suites.performance import CHECKOUT, decode, figures, start
 
 HEADER = RunHeader(
@@ -79,14 +81,76 @@ def test_topology_recordings_and_start_have_their_rows() -> None:
     found = figures_of(lane(capture=capture, counters=counters))
     assert decode.DecodeTopology().track_segments_per_step(found, MODEL, 3, "FULL", 2) == 1.0
     recordings = decode.DecodeRecordings()
-    assert recordings.track_pool_bytes(found, MODEL, 3, "FULL") == 4096.0
-    assert recordings.track_unreplayed_share(found, MODEL, 3, "FULL") == 0.25
-    assert recordings.track_recompiles(found, MODEL, 3, "FULL") == 0.0
+    assert recordings.track_pool_bytes(found, MODEL, 3, "FULL", "1-2-4") == 4096.0
+    assert recordings.track_unreplayed_share(found, MODEL, 3, "FULL", "1-2-4") == 0.25
+    assert recordings.track_recompiles(found, MODEL, 3, "FULL", "1-2-4") == 0.0
     runs = {"cold": found, "warm": figures_of(lane(fate=Fate.CRASHED, reason="died"))}
-    assert start.Start().track_compile_s(runs, MODEL, 3, "FULL", "cold") == 9.0
-    assert start.Start().track_first_graph_s(runs, MODEL, 3, "FULL", "cold") == 11.0
+    assert start.Start().track_compile_s(runs, MODEL, 3, "FULL", "1-2-4", "cold") == 9.0
+    assert start.Start().track_first_graph_s(runs, MODEL, 3, "FULL", "1-2-4", "cold") == 11.0
     with pytest.raises(figures.NoFigure, match="crashed: died"):
-        start.Start().track_capture_s(runs, MODEL, 3, "FULL", "warm")
+        start.Start().track_capture_s(runs, MODEL, 3, "FULL", "1-2-4", "warm")
+
+
+def started(**compiles: int) -> dict[str, Any]:
+    return {"capture_s": 0.5, "compile_s": 9.0, "start_s": 11.0, "compiles": compiles}
+
+
+def test_a_start_that_was_to_be_cold_and_found_a_cache_has_no_figure() -> None:
+    loaded = figures_of(lane(capture=started(num_inductor_compiles=0, num_cache_hits=3)))
+    mixed = figures_of(lane(capture=started(num_inductor_compiles=1, num_cache_hits=2)))
+    row = start.Start()
+    assert row.track_compile_s({"warm": loaded}, MODEL, 3, "FULL", "1-2-4", "warm") == 9.0
+    with pytest.raises(figures.NoFigure, match="was to find a cold cache and found it warm"):
+        row.track_compile_s({"cold": loaded}, MODEL, 3, "FULL", "1-2-4", "cold")
+    with pytest.raises(figures.NoFigure, match="found it mixed"):
+        row.track_first_graph_s({"warm": mixed}, MODEL, 3, "FULL", "1-2-4", "warm")
+
+
+def test_a_cell_that_cannot_be_started_is_a_failed_row_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(profile: str, results: Path, environment: Any, arguments: list[str]) -> RunData:
+        assert environment["ATOM_CACHE_ROOT"] != environment["TRITON_CACHE_DIR"]
+        asked = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        if asked["--mode"] == "FULL":
+            raise figures.NoFigure("exit code 4: the disk is full")
+        axes = {**lane().axes, "level": int(asked["--level"]), "mode": asked["--mode"]}
+        return RunData(HEADER, [lane(axes=axes, capture=started())])
+
+    monkeypatch.setattr(start, "measure", run)
+    monkeypatch.setenv("ATOM_CACHE_ROOT", str(tmp_path))
+    runs = start.Start().setup_cache()
+    assert start.Start().track_capture_s(runs, MODEL, 3, "TR_HYBRID", "1-2-4", "cold") == 0.5
+    with pytest.raises(figures.NoFigure, match="the disk is full"):
+        start.Start().track_capture_s(runs, MODEL, 3, "FULL", "1-2-4", "cold")
+
+
+def test_a_cell_that_was_declared_unsupported_says_so_in_its_row() -> None:
+    axes = {name: [lane().axes[name]] for name in ("model", "level", "mode")}
+    text = {"axes": {**axes, "engine": ["atom_impl"], "op_backend": ["torch"], "ladder": [[1, 2, 4]]}}
+    name = "level=3,mode=FULL,ladder=1-2-4"
+    header = msgspec.structs.replace(HEADER, declared={name: "no such graph here"}, profile_text=text)
+    found = figures.decode_figures(RunData(header, []))
+    with pytest.raises(figures.NoFigure, match="unsupported: no such graph here"):
+        found.samples("decode_latency_us", MODEL, 3, "FULL", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ladder": "[[1, 2], [1]]"}, "no axis for ladder, and it sweeps 2"),
+        ({"workload": '["prefill"]'}, "asv's rows are decode steps"),
+    ],
+)
+def test_a_profile_that_the_rows_cannot_show_is_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        figures.axes_of(str(write_profile(tmp_path, **changes)))
+
+
+def test_the_rows_of_another_profile_are_its_own_axes() -> None:
+    axes = figures.axes_of("tiny")
+    assert (axes.models, axes.graphs, axes.ladder) == (["random:tiny-llama"], ["TR_HYBRID", "FULL"], "1-2-4")
+    assert axes.narrowing == ["--workload", "decode"], "a profile's prefill cells have no row here"
 
 
 def test_only_full_buckets_of_the_served_arm_in_decode_count() -> None:
@@ -145,7 +209,7 @@ def test_every_row_of_the_suite_is_a_cell_of_its_profile() -> None:
     models, levels, modes, batches = decode.DecodeLatency.params
     axes = profile.axes
     assert (models, levels, modes, [batches]) == (axes.model, axes.level, axes.mode, axes.ladder)
-    assert set(decode.DecodeCopies.params[2]) == set(modes) - {"NONE"}
+    assert set(decode.DecodeTopology.params[2]) == set(modes) - {"NONE"}
     first = load_profile(start.PROFILE).axes
     assert start.Start.params[:3] == (first.model, first.level, first.mode)
 

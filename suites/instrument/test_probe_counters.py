@@ -229,8 +229,11 @@ def test_an_engine_without_a_staging_layout_is_told_so_and_not_judged() -> None:
     assert failed(result) == set()
 
 
-def test_what_one_replay_costs_is_kept_for_baselines() -> None:
+def test_what_one_step_costs_is_kept_for_baselines_whether_it_was_replayed_or_not() -> None:
     counters = measured().counters
-    assert set(counters["per_bucket"]) == {"1", "2", "4"}
+    assert set(counters["per_bucket"]) == {"1", "2", "4", "eager 5"}
     assert counters["per_bucket"]["4"]["segments"] == 3
+    assert counters["per_bucket"]["eager 5"]["segments"] == 0
+    assert "regions" not in counters["per_bucket"]["eager 5"], "without a recording a region is an ordinary call"
+    assert counters["per_bucket"]["eager 5"]["copies"]["staging"]["count"] > 0
     assert counters["replayed_steps"] == counters["driven_steps"] - counters["fallbacks"]["batch_above_the_ladder"]

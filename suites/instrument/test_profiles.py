@@ -26,6 +26,18 @@ def test_the_profiles_that_ship_are_sound_and_cover_the_same_matrix(name: str) -
     assert profile.limits.eager_above_ladder
 
 
+def test_a_night_sweeps_every_level_and_graph_in_a_process_for_each_cell() -> None:
+    """It measures more than `quick` in every direction: what a laptop signs off, a night follows."""
+    night, quick = load_profile("nightly"), load_profile("quick")
+    assert night.isolation == "cell"
+    assert set(night.axes.level) == {0, 1, 2, 3}
+    for axis in ("model", "mode", "workload"):
+        assert set(getattr(night.axes, axis)) >= set(getattr(quick.axes, axis)), axis
+    assert set(night.axes.ladder[0]) > set(quick.axes.ladder[0])
+    assert night.timing.samples > quick.timing.samples
+    assert night.limits.max_num_seqs > max(night.axes.ladder[0]), "the first size past the ladder is driven too"
+
+
 def test_an_unknown_profile_lists_those_that_exist() -> None:
     with pytest.raises(UsageError, match=r"unknown profile 'quik'; choose from .*quick, tiny"):
         load_profile("quik")

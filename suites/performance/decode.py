@@ -10,20 +10,17 @@ A row is called `track_<figure>`: `harness backfill` finds the same figure in st
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from harness.history.figures import COPY_KINDS
 from harness.records import PROTOCOL_VERSION
 
-from .figures import Figures, decode_figures, measure
+from .figures import Figures, axes_of, decode_figures, measure, store
 
 PROFILE = os.environ.get("PERFORMANCE_PROFILE") or str(Path(__file__).with_name("decode.toml"))
-MODELS = ["smollm2-135m-instruct"]
-LEVELS = [0, 3]
-GRAPHS = ["TR_HYBRID", "FULL"]
-BATCHES = [1, 2, 4]
+AXES = axes_of(PROFILE)
+MODELS, LEVELS, MODES, GRAPHS, BATCHES = AXES.models, AXES.levels, AXES.modes, AXES.graphs, AXES.batches
 
 
 class _Decode:
@@ -33,19 +30,17 @@ class _Decode:
     """
 
     param_names: tuple[str, ...] = ("model", "level", "mode", "batch")
-    params: tuple[list[Any], ...] = (MODELS, LEVELS, GRAPHS, BATCHES)
+    params: tuple[list[Any], ...] = (MODELS, LEVELS, MODES, BATCHES)
     timeout = 120
     version = f"protocol {PROTOCOL_VERSION}"
 
     def setup_cache(self) -> Figures:
-        with tempfile.TemporaryDirectory(prefix="asv-decode-") as results:
-            return decode_figures(measure(PROFILE, Path(results)))
+        return decode_figures(measure(PROFILE, store(), arguments=AXES.narrowing))
 
     setup_cache.timeout = 3600  # type: ignore[attr-defined]  # seconds without output; a cold compile is silent
 
 
 class DecodeLatency(_Decode):
-    params = (MODELS, LEVELS, ["NONE", *GRAPHS], BATCHES)
     unit = "us"
     pretty_name = "decode step latency"
 
@@ -56,7 +51,7 @@ class DecodeLatency(_Decode):
 
 
 class DecodeCopies(_Decode):
-    """Staging, hand-off, padding and output copies of a replayed step; without a graph there is no replay."""
+    """Staging, hand-off, padding and output copies of a step; without a graph, staging alone."""
 
     unit = "bytes"
     pretty_name = "bytes copied per decode step"
@@ -67,14 +62,14 @@ class DecodeCopies(_Decode):
 
 class DecodeCopyCounts(_Decode):
     param_names = (*_Decode.param_names, "kind")
-    params = (MODELS, LEVELS, GRAPHS, BATCHES[-1:], list(COPY_KINDS))
+    params = (MODELS, LEVELS, MODES, BATCHES[-1:], list(COPY_KINDS))
     unit = "count"
     pretty_name = "copies per decode step"
 
     def track_copies_per_step(
         self, figures: Figures, model: str, level: int, mode: str, batch: int, kind: str
     ) -> float:
-        return figures.value("copies_per_step", model, level, mode, batch, kind)
+        return figures.value("copies_per_step", model, level, mode, batch, kind=kind)
 
 
 class DecodeTopology(_Decode):
@@ -91,22 +86,22 @@ class DecodeTopology(_Decode):
 
 
 class DecodeRecordings(_Decode):
-    """What the recordings of all buckets hold, how many steps they did not serve, and what had to be traced again."""
+    """What the recordings of a ladder hold, how many steps they did not serve, and what had to be traced again."""
 
-    param_names = ("model", "level", "mode")
-    params = (MODELS, LEVELS, GRAPHS)
+    param_names = ("model", "level", "mode", "ladder")
+    params = (MODELS, LEVELS, GRAPHS, [AXES.ladder])
 
-    def track_pool_bytes(self, figures: Figures, model: str, level: int, mode: str) -> float:
+    def track_pool_bytes(self, figures: Figures, model: str, level: int, mode: str, ladder: str) -> float:
         return figures.value("pool_bytes", model, level, mode)
 
     track_pool_bytes.unit = "bytes"  # type: ignore[attr-defined]
 
-    def track_unreplayed_share(self, figures: Figures, model: str, level: int, mode: str) -> float:
+    def track_unreplayed_share(self, figures: Figures, model: str, level: int, mode: str, ladder: str) -> float:
         return figures.value("unreplayed_share", model, level, mode)
 
     track_unreplayed_share.unit = "share"  # type: ignore[attr-defined]
 
-    def track_recompiles(self, figures: Figures, model: str, level: int, mode: str) -> float:
+    def track_recompiles(self, figures: Figures, model: str, level: int, mode: str, ladder: str) -> float:
         return figures.value("recompiles", model, level, mode)
 
     track_recompiles.unit = "count"  # type: ignore[attr-defined]
