@@ -4,6 +4,7 @@
 #   ENV=venv          or `current`: use PYTHON as it is and install nothing
 #   DEVICE=           cpu or cuda; left out, the GPU if torch sees one
 #   PROFILE=quick     what signoff and cells sweep; a nightly has its own
+#   MODEL=            what signoff, matrix and cells serve in place of the profile's model
 #   ARGS=             passed on: make signoff ARGS="--level 3 --mode FULL", make test ARGS="-k ladder"
 
 SHELL := /bin/bash
@@ -13,6 +14,7 @@ PYTHON ?= python3
 ENV ?= venv
 DEVICE ?=
 PROFILE ?= quick
+MODEL ?=
 ARGS ?=
 # Wall-clock seconds after which `make test` stops and fails.
 TEST_BUDGET_S ?= 1500
@@ -30,12 +32,13 @@ endif
 NEED := core
 IMPORT_RULES = $(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo
 ON_DEVICE := $(if $(DEVICE),--device $(DEVICE))
+SERVING := $(if $(MODEL),--model '$(MODEL)')
 
-.PHONY: help env test proofs lint fmt signoff cells bench nightly clean
+.PHONY: help env test proofs lint fmt signoff matrix cells bench nightly clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@sed -n '3,8s/^#  */  /p' $(firstword $(MAKEFILE_LIST))
+	@sed -n '3,9s/^#  */  /p' $(firstword $(MAKEFILE_LIST))
 
 env: ## make .venv if it is not there, or is not for this checkout and this machine
 	@$(SETUP)
@@ -62,10 +65,13 @@ fmt: env ## format, and fix what ruff can fix
 	@$(PY) -m ruff format .
 
 signoff: env ## sweep PROFILE and end in one verdict
-	@$(PY) -m harness signoff --profile $(PROFILE) $(ON_DEVICE) $(ARGS)
+	@$(PY) -m harness signoff --profile $(PROFILE) $(SERVING) $(ON_DEVICE) $(ARGS)
+
+matrix: env ## every level under every graph mode, at every bucket edge
+	@$(PY) -m harness signoff --profile matrix $(SERVING) $(ON_DEVICE) $(ARGS)
 
 cells: env ## print the matrix of PROFILE and where every batch size runs
-	@$(PY) -m harness cells --profile $(PROFILE) $(ARGS)
+	@$(PY) -m harness cells --profile $(PROFILE) $(SERVING) $(ARGS)
 
 bench: NEED := bench
 bench: env ## record what decode steps and starts of this commit cost with asv

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness import debug_replay
 from harness.baselines import accept, baseline_file, describe_changes, dump, load_baseline
 from harness.cells import find_cell
 from harness.errors import UsageError
@@ -18,7 +19,10 @@ from harness.store import load_run
 
 def accept_run(folder: Path, results: Path, queries: Sequence[str]) -> Iterator[str]:
     """Write the baseline file and yield what to tell the user: what is new, what changed, what was left out."""
-    header = load_run(folder).header
+    run = load_run(folder)
+    header = run.header
+    if debug_replay.problems(header, run.lanes):
+        raise UsageError(f"{header.run} is a debug replay: nothing in it was replayed or timed, so it is no baseline")
     try:
         cells = list(dict.fromkeys(find_cell(query, header.cells) for query in queries))
     except ValueError as error:

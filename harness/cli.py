@@ -44,6 +44,12 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there 
 Results = Annotated[Path, typer.Option(help="Folder that keeps the results.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of all inputs in place of the profile's.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew even if an unfinished run could be resumed.")]
+DebugReplay = Annotated[
+    bool,
+    typer.Option(
+        "--debug-replay", help="Run every segment eagerly through the replay path: no kernel is replayed, never a pass."
+    ),
+]
 NoBaseline = Annotated[bool, typer.Option("--no-baseline", help="Do not look for an accepted baseline, and say so.")]
 Pinned = Annotated[str, typer.Option(help="Commit of the pinned release: growth counts from it.")]
 StepLimit = Annotated[float, typer.Option(help="Relative step that counts: 0.05 is 5 %.")]
@@ -91,10 +97,11 @@ def run(
     results: Results = Path("results"),
     seed: Seed = None,
     fresh: Fresh = False,
+    debug_replay: DebugReplay = False,
 ) -> None:
     """Measure and record the cells without judging them; `signoff` judges."""
     with _one_ending():
-        filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed)
+        filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed, debug_replay)
         order = Order(profile, filters, device, results, fresh, _command())
         _, data = _execute(order, "run")
         print_records(data, _console())
@@ -115,6 +122,7 @@ def signoff(
     seed: Seed = None,
     fresh: Fresh = False,
     no_baseline: NoBaseline = False,
+    debug_replay: DebugReplay = False,
     baseline: Annotated[str | None, typer.Option(help="Also time the engine against this revision (or `.`).")] = None,
     candidate: Annotated[str | None, typer.Option(help="Revision to sign off; the checkout as it stands.")] = None,
     baseline_python: BaselinePython = None,
@@ -125,10 +133,12 @@ def signoff(
         from harness.comparison.sides import Revisions
         from harness.report.text import print_table
 
-        filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed)
+        filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed, debug_replay)
         pair = (baseline, candidate, baseline_python, candidate_python)
         revisions = Revisions(baseline or ".", candidate or ".", *pair[2:]) if any(pair) else None
-        order = Order(profile, filters, device, results, fresh, _command(), not no_baseline, revisions)
+        order = Order(
+            profile, filters, device, results, fresh, _command(), not (no_baseline or debug_replay), revisions
+        )
         done, data = _execute(order, "signoff")
         assert data.verdict is not None
         console = _console()
@@ -443,9 +453,10 @@ def _filters(
     ladder: list[str] | None,
     dtype: str | None,
     seed: int | None = None,
+    debug_replay: bool = False,
 ) -> Filters:
     lists = (engine or [], model or [], level or [], mode or [], workload or [], ladder or [])
-    return Filters(*lists, dtype=dtype, seed=seed)
+    return Filters(*lists, dtype=dtype, seed=seed, debug_replay=debug_replay)
 
 
 def _limits(step: float, drift: float, pinned: str) -> Limits:

@@ -26,11 +26,14 @@ class Filters:
     ladder: Sequence[str] = ()  # each "1,2,4"
     dtype: str | None = None
     seed: int | None = None
+    debug_replay: bool = False
 
     def named(self) -> dict[str, list[str]]:
         """What was narrowed, as text for the record."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
+        debug_replay = ["on"] if given.pop("debug_replay") else []
         lists = {name: [value] if name in ("dtype", "seed") else list(value) for name, value in given.items()}
+        lists["debug_replay"] = debug_replay
         return {name: [str(v) for v in values] for name, values in lists.items() if values not in ([], [None])}
 
 
@@ -47,7 +50,12 @@ def narrow(profile: Profile, filters: Filters) -> Profile:
         numerics = msgspec.structs.replace(numerics, serving_dtype=dict.fromkeys(DEVICES, filters.dtype))
     if filters.seed is not None:
         numerics = msgspec.structs.replace(numerics, seed=filters.seed)
-    narrowed = msgspec.structs.replace(profile, axes=msgspec.structs.replace(profile.axes, **axes), numerics=numerics)
+    narrowed = msgspec.structs.replace(
+        profile,
+        axes=msgspec.structs.replace(profile.axes, **axes),
+        numerics=numerics,
+        debug_replay=profile.debug_replay or filters.debug_replay,
+    )
     try:
         check(narrowed)
     except ValueError as error:

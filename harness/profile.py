@@ -105,10 +105,14 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     comparison: Comparison = msgspec.field(default_factory=Comparison)
     baseline_required: bool = False
     isolation: str = "level"  # "level": one worker per level and dtype; "cell": one per cell
+    debug_replay: bool = False  # every segment runs eagerly; see `harness.debug_replay`
 
     def digest(self) -> str:
         """Twelve hex digits that change with anything the profile asks for."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
+        asked = msgspec.to_builtins(self)
+        if not self.debug_replay:
+            del asked["debug_replay"]  # profiles from before there was one keep their digest
+        return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()[:12]
 
 
 def check(profile: Profile) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+from harness import debug_replay
 from harness.errors import FAILED, FAULT, INCOMPLETE, PASS, UNFIT, first_exit_code
 from harness.records import AddedGates, CellVerdict, Fate, GateResult, LaneRecord, RunHeader, Status, Verdict
 from harness.standing import Standing
@@ -93,6 +94,8 @@ def conclude(
     codes += [FAULT] * bool(faults)
     if header.profile_text.get("baseline_required") and not held.baseline:
         problems.append(f"Profile {header.profile} requires a baseline, and there is none.")
+    debugged = debug_replay.problems(header, run.lanes)
+    problems += debugged
     problems += held.problems
     codes += [INCOMPLETE] * bool(problems)
     overdue = expired(held.waivers, header.cells, held.today)
@@ -101,7 +104,7 @@ def conclude(
     return Verdict(
         run=header.run,
         exit_code=code,
-        title=_title(code, cells, header, len(set(counts.values())) > 1),
+        title=_title(code, cells, header, len(set(counts.values())) > 1, bool(debugged)),
         reasons=[
             *faults,
             *_red_reasons(cells),
@@ -221,7 +224,9 @@ def _incomplete(counts_differ: bool) -> str:
     return "INCOMPLETE: the counts disagree" if counts_differ else "INCOMPLETE: see the reasons"
 
 
-def _title(code: int, cells: Sequence[CellVerdict], header: RunHeader, counts_differ: bool) -> str:
+def _title(
+    code: int, cells: Sequence[CellVerdict], header: RunHeader, counts_differ: bool, debugged: bool = False
+) -> str:
     judged = [cell for cell in cells if cell.fate is not Fate.UNSUPPORTED]
     fates = Counter(cell.fate for cell in judged)
     red = {fate: n for fate, n in fates.items() if fate not in GREEN}
@@ -235,4 +240,5 @@ def _title(code: int, cells: Sequence[CellVerdict], header: RunHeader, counts_di
         PASS: f"PASS: {len(judged)} {total}" + (f", {fates[Fate.WAIVED]} waived" if fates[Fate.WAIVED] else ""),
     }
     scope = [f"narrowed from profile {header.profile}"] * bool(header.filters) + ["other probes"] * bool(header.probes)
+    scope += ["debug replay: no kernel was replayed"] * debugged
     return titles[code] + (f" ({', '.join(scope)})" if scope else "")

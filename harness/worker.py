@@ -176,7 +176,11 @@ class UnitRun:
             prefill_sizes=tuple(profile.prefill_sizes),
             eager_above_ladder=limits.eager_above_ladder,
             # An engine may call `enter(Phase.COMPILE)` and the like, so that a hang is named more closely.
-            options={"enter": self.clock.enter, "seed": profile.numerics.seed},
+            options={
+                "enter": self.clock.enter,
+                "seed": profile.numerics.seed,
+                **({"debug_replay": True} if profile.debug_replay else {}),
+            },
         )
 
 

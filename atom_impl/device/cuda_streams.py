@@ -76,5 +76,9 @@ def join_forgotten() -> CaptureError | None:
 
 
 def explain(error: RuntimeError) -> Exception:
-    """The runtime's error for streams that were forked without `side_stream`, in the words of ours; others as is."""
-    return unjoined("(made without `side_stream`)") if "unjoined" in str(error).lower() else error
+    """The runtime's error for streams that were forked without `side_stream`, in the words of ours; others as is.
+
+    A collective's stream is one of them: waiting for its work is what joins it.
+    """
+    what = "(made without `side_stream`, or of a collective that nobody waited for)"
+    return unjoined(what) if "unjoined" in str(error).lower() else error

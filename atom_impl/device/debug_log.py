@@ -6,6 +6,7 @@ calls can. Each keeps the very tensors it had: nothing is freed, nothing shares 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -17,7 +18,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atom_impl.device.base import CaptureError
+from atom_impl.device.software.asynchronous import run_to_end, starts_nothing
 from atom_impl.device.software.bodies import BODIES
+from atom_impl.device.software.dispatch import dispatches_itself
 from atom_impl.device.software.host import is_host
 from atom_impl.device.software.operators import facts_of, tensors_in
 from atom_impl.device.software.sites import call_site
@@ -57,8 +60,16 @@ class CallLog:
         name = str(op) if not isinstance(op, OpOverload) else facts_of(op).name
         if name in _READS_ON_THE_HOST and any(map(self._is_on_the_device, tensors_in(list(args)))):
             raise CaptureError(f"{name} at {call_site()} reads device data on the host, which a graph cannot record")
-        written = facts_of(op).written_tensors(args, kwargs) if isinstance(op, OpOverload) else []
-        return self._make(op, args, kwargs, name, written)
+        if not isinstance(op, OpOverload):
+            return self._make(op, args, kwargs, name, [])
+        facts = facts_of(op)
+        written = facts.written_tensors(args, kwargs)
+        if starts_nothing(name):
+            return op(*args, **kwargs)
+        if not facts.collective:
+            return self._make(op, args, kwargs, name, written)
+        written = list(tensors_in(args)) if op.namespace == "c10d" else written  # c10d's declare no writes
+        return self._make(functools.partial(run_to_end, op), args, kwargs, name, written)
 
     def kernel(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, written: Iterable[int]
@@ -138,7 +149,11 @@ class LoggingMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         log = capturing.log
-        return func(*args, **(kwargs or {})) if log is None else log.operator(func, args, kwargs or {})
+        if log is None:
+            return func(*args, **(kwargs or {}))
+        if any(map(dispatches_itself, types)):
+            return NotImplemented
+        return log.operator(func, args, kwargs or {})
 
 
 class _CountingMode(TorchDispatchMode):

@@ -7,6 +7,7 @@ a name.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -191,7 +192,7 @@ class Recording:
                 f"{self.label}: region {region.name} returned {len(result)} values, not {len(region.handoffs)}"
             )
         for handoff, (path, value) in zip(region.handoffs, result, strict=True):
-            self._deliver(region, handoff, path, value, record)
+            self._deliver(region, handoff, path, settled(value), record)
 
     def _deliver(self, region: Region, handoff: HandOff, path: str, value: Any, record: StepRecord | None) -> None:
         where = f"{self.label}: region {region.name}, result{path}"
@@ -208,6 +209,17 @@ class Recording:
             raise ReplayError(f"{where}: recorded as the region's own argument handed back, got another tensor")
         target.copy_(value)
         _note(record, CopyKind.HANDOFF, value.nbytes)
+
+
+def settled(value: Any) -> Any:
+    """`value`, or the tensor inside a functional collective's result once that is there.
+
+    Such a result has no address to compare and, handed on as it is, would be waited for by nobody.
+    """
+    functional: Any = sys.modules.get("torch.distributed._functional_collectives")
+    if functional is not None and isinstance(value, functional.AsyncCollectiveTensor):
+        return value.wait()
+    return value
 
 
 def weight_addresses(module: nn.Module) -> dict[str, int]:

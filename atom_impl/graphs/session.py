@@ -18,7 +18,7 @@ from torch import nn
 
 from atom_impl.compilation.compile_gate import refusing_compiles
 from atom_impl.device.base import CaptureError, Device, Graph, PoolHandle
-from atom_impl.graphs.recording import HandOff, InputSlot, Recording, Region, Segment, weight_addresses
+from atom_impl.graphs.recording import HandOff, InputSlot, Recording, Region, Segment, settled, weight_addresses
 from atom_impl.utils import tree
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.forward_context import get_forward_context
@@ -86,6 +86,7 @@ class Session:
             result = body(*args, **kwargs)
         finally:
             self._in_region = False
+        result = tree.map_tensors(settled, result)
         handoffs: list[HandOff] = []
         result = self._hand_off(result, (args, kwargs), handoffs)
         bound_args, bound_kwargs = tree.map_tensors(self._bind, (args, kwargs))

@@ -93,8 +93,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warmup_model(self) -> None:
-        """The first run of the model, at two rows or more: it traces and compiles for every row count."""
-        self.run_dummy(max(2, *self.capture_sizes, *self.prefill_sizes), is_prefill=True, tr_graph=None)
+        """The first runs of the model: they trace and compile for every row count, so that no served step does."""
+        for rows in self._warmup_rows():
+            self.run_dummy(rows, is_prefill=True, tr_graph=None)
+
+    def _warmup_rows(self) -> list[int]:
+        """Two rows or more make one graph for every size. Level 1 keeps Dynamo's guards, which make one for the size
+        seen first, one for all others and one for a single row: left to the first steps, those would compile.
+        """
+        largest = max(2, *self.capture_sizes, *self.prefill_sizes)
+        if self.config.compilation_config.level != CompilationLevel.DYNAMO_AS_IS:
+            return [largest]
+        other = 2 if largest > 2 else 3
+        return [rows for rows in (largest, other, 1) if rows <= self.staging.max_rows]
 
     @torch.inference_mode()
     def capture_cudagraph(self) -> tuple[float, list[int]]:

@@ -13,6 +13,7 @@ import torch
 
 from atom_impl.device.software import CopyEvent, DelayedCopies, host
 from atom_impl.model_engine.batch import ScheduledBatch
+from atom_impl.model_engine.batch_arrays import BatchArrays
 from atom_impl.utils.forward_context import AttentionMetaData, AttnState
 from atom_impl.utils.forward_mode import ForwardMode
 from atom_impl.utils.step_ledger import CopyKind, StepRecord
@@ -53,6 +54,8 @@ class CpuGpuBuffer:
 
 class StagingBuffers:
     """Input ids, positions and attention metadata of one step, and the `outputs` that request graphs write."""
+
+    _step: BatchArrays  # of the step that is being staged
 
     def __init__(
         self,
@@ -114,7 +117,10 @@ class StagingBuffers:
         """Write the step and its tail, upload both, and return (ids, positions, metadata) as views of the device
         buffers.
         """
-        self._check(batch, mode)
+        self._check(mode)
+        self._step = BatchArrays.of(
+            batch, max_model_len=self.max_model_len, block_size=self.block_size, table_width=self.table_width
+        )
         if self._uploaded is not None:
             self._uploaded.synchronize()
         self._write_rows(batch, mode)
@@ -138,48 +144,31 @@ class StagingBuffers:
             self._uploaded.record()
         return ids, positions, metadata
 
-    def _check(self, batch: ScheduledBatch, mode: ForwardMode) -> None:
+    def _check(self, mode: ForwardMode) -> None:
         if mode.running_tokens > self.max_rows or mode.running_bs > self.max_requests:
             raise ValueError(
                 f"a step of {mode.running_bs} requests and {mode.running_tokens} rows; this engine was built for "
                 f"{self.max_requests} requests (max_num_seqs) and {self.max_rows} rows (max_num_batched_tokens)"
             )
-        for index, (length, table) in enumerate(zip(batch.context_lens, batch.block_tables, strict=True)):
-            if length > self.max_model_len:
-                raise ValueError(f"request {index} has {length} tokens; max_model_len is {self.max_model_len}")
-            if len(table) * self.block_size < length:
-                raise ValueError(
-                    f"request {index}: {len(table)} blocks of {self.block_size} hold fewer than {length} tokens"
-                )
 
     def _write_rows(self, batch: ScheduledBatch, mode: ForwardMode) -> None:
-        at = 0
-        for tokens, length, table in zip(batch.token_ids, batch.context_lens, batch.block_tables, strict=True):
-            end = at + len(tokens)
-            positions = np.arange(length - len(tokens), length)
-            blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size]
-            slots = blocks * self.block_size + positions % self.block_size
-            self.input_ids.np[at:end] = tokens
-            self.positions.np[at:end] = positions
-            self.slot_mapping.np[at:end] = np.where(blocks < 0, -1, slots)
-            at = end
-        self.live_rows.np[0] = at
-        padded = slice(at, mode.running_tokens)
+        step, live = self._step, self._step.token_ids.size
+        self.input_ids.np[:live] = step.token_ids
+        self.positions.np[:live] = step.positions
+        self.slot_mapping.np[:live] = step.slots
+        self.live_rows.np[0] = live
+        padded = slice(live, mode.running_tokens)
         _fill(self.input_ids, padded, self.tail.token_id)
         _fill(self.positions, padded, self.tail.position)
         _fill(self.slot_mapping, padded, self.tail.slot)
 
     def _write_requests(self, batch: ScheduledBatch, mode: ForwardMode) -> None:
-        live = batch.requests
-        self.context_lens.np[:live] = batch.context_lens
-        ends = np.cumsum([len(tokens) for tokens in batch.token_ids])
+        step, live = self._step, batch.requests
+        self.context_lens.np[:live] = step.lengths
         self.cu_seqlens_q.np[0] = 0
-        self.cu_seqlens_q.np[1 : live + 1] = ends
-        self.cu_seqlens_q.np[live + 1 : mode.running_bs + 1] = ends[-1]  # empty sequences
-        for index, table in enumerate(batch.block_tables):
-            width = min(len(table), self.table_width)
-            self.block_tables.np[index, :width] = np.maximum(np.asarray(table[:width]), 0)
-            self.block_tables.np[index, width:] = 0
+        self.cu_seqlens_q.np[1 : live + 1] = step.ends
+        self.cu_seqlens_q.np[live + 1 : mode.running_bs + 1] = step.ends[-1]  # empty sequences
+        self.block_tables.np[:live] = step.tables
         padded = slice(live, mode.running_bs)
         _fill(self.context_lens, padded, self.tail.context_len)
         _fill(self.block_tables, padded, self.tail.block)

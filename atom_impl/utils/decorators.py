@@ -26,6 +26,7 @@ from atom_impl.compilation.traced_code import traced_files
 from atom_impl.compilation.whole_graph_backend import InductorOnceBackend
 from atom_impl.config import CompilationLevel, Config
 from atom_impl.utils.backends import VllmBackend
+from atom_impl.utils.unit_call import replace_call
 
 __all__ = [
     "TorchCompileWrapperWithCustomDispatcher",
@@ -121,7 +122,7 @@ def _augment(cls: ModelClass) -> ModelClass:
         return self._dispatch(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[method-assign]
-    cls.__call__ = __call__  # type: ignore[method-assign]
+    replace_call(cls, __call__)
     return cls
 
 

@@ -6,6 +6,7 @@ and costs what the largest needs, provided that whatever is read after a replay 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
@@ -20,6 +21,7 @@ from atom_impl.utils import tree
 from atom_impl.utils.forward_context import get_forward_context, token_graph_action
 from atom_impl.utils.ladder import smallest_bucket
 from atom_impl.utils.step_ledger import CopyKind
+from atom_impl.utils.unit_call import WRAP_CALL
 
 __all__ = [
     "MissingRecordingError",
@@ -255,21 +257,25 @@ def token_graph(cls: Any = None, *, per_phase: bool = False) -> Any:
     """Declare a module class as a recording unit, with or without `torch.compile`.
 
     A unit is the outermost module whose forward holds all the step's per-token work. Each instance gets its own
-    `TokenGraph` (`instance.token_graph`). `per_phase`: prefill and decode record different work.
+    `TokenGraph` (`instance.token_graph`). `per_phase`: prefill and decode record different work. It may stand above or
+    below `@support_torch_compile`: recordings are taken of the compiled call either way.
     """
 
-    def decorate(unit: Any) -> Any:
-        if "__token_graph_call__" in vars(unit):
-            return unit
-        plain_call = unit.__call__
-
+    def wrap(plain_call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain_call)
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or current_session() is not None:
                 return plain_call(self, *args, **kwargs)
             return _run_unit(self, plain_call, args, kwargs)
 
-        unit.__token_graph_call__ = call
-        unit.__call__ = call
+        return call
+
+    def decorate(unit: Any) -> Any:
+        if WRAP_CALL in vars(unit):
+            return unit
+        # A decorator that gives the class another `__call__` later puts this wrapper around it again.
+        setattr(unit, WRAP_CALL, staticmethod(wrap))
+        unit.__call__ = wrap(unit.__call__)
         unit.token_graph = property(lambda self: _unit_graph(self, per_phase))
         return unit
 
@@ -278,7 +284,7 @@ def token_graph(cls: Any = None, *, per_phase: bool = False) -> Any:
 
 def units_of(model: nn.Module) -> list[nn.Module]:
     """The recording units in `model`, in the order of its modules."""
-    return [module for module in model.modules() if hasattr(type(module), "__token_graph_call__")]
+    return [module for module in model.modules() if hasattr(type(module), WRAP_CALL)]
 
 
 def _unit_graph(unit: nn.Module, per_phase: bool) -> TokenGraph:

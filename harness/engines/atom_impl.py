@@ -14,6 +14,7 @@ import torch
 import atom_impl
 from atom_impl.compilation.compiler_manager import CACHE_FILE
 from atom_impl.config import OP_BACKENDS, CompilationConfig, CompilationLevel, Config, CUDAGraphMode
+from atom_impl.device import is_debug, set_debug_replay
 from atom_impl.device.software import SoftwareGraph
 from atom_impl.device.software.bodies import body_of
 from atom_impl.device.software.host import is_host
@@ -94,6 +95,8 @@ class AtomImpl(Engine):
         resolve_model(cell["model"]).tokenizer()  # reads from the converted folder, which is made when it is missing
 
     def open(self, cell: Cell, spec: SessionSpec) -> AtomSession:
+        if spec.options.get("debug_replay"):
+            set_debug_replay(True)
         config = _config(cell, spec)
         axes = (cell["model"], cell["level"], cell["op_backend"])
         key = (*axes, spec.dtype, spec.device, spec.max_model_len, spec.block_size)
@@ -182,6 +185,7 @@ class AtomSession(EngineSession):
             "pool_bytes": report.pool_bytes,
             "pool_bytes_largest": report.pool_bytes_largest,
             "compiles": dict(self._build.compiles),
+            "debug_replay": is_debug(self._runner.device),
         }
 
     def _count_compiles(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.debug_replay import SKIPPED_PROBES, gates_left_out, is_debug_replay
 from harness.probes.audit import AuditProbe
 from harness.probes.base import Probe, ProbeContext, ProbeResult
 from harness.probes.counters import CountersProbe
@@ -35,6 +36,9 @@ def measure(context: ProbeContext) -> ProbeResult:
         probes.append(LatencyProbe())
         probes.append(AuditProbe())  # last: on a GPU it profiles, and what is timed comes first
     result = ProbeResult()
+    debug = is_debug_replay(context.capture)
     for probe in probes:
-        result.merge(probe.run(context))
+        if not (debug and probe.name in SKIPPED_PROBES):
+            result.merge(probe.run(context))
+    result.gates += gates_left_out() if debug else []
     return result

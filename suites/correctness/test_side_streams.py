@@ -94,7 +94,7 @@ def test_a_region_that_comes_before_the_join_is_refused_and_the_next_recording_w
 def test_the_runtimes_own_error_is_told_in_the_same_words_and_others_are_left_alone() -> None:
     unjoined = RuntimeError("CUDA error: capturing stream has unjoined work")
     other = RuntimeError("CUDA error: an illegal memory access was encountered")
-    assert "made without `side_stream`) is not joined when its segment ends" in str(explain(unjoined))
+    assert "that nobody waited for) is not joined when its segment ends" in str(explain(unjoined))
     assert explain(other) is other
 
 

@@ -13,7 +13,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atom_impl.device.software.bodies import body_of
-from atom_impl.device.software.thread_state import current
+from atom_impl.device.software.operators import facts_of
+from atom_impl.device.software.thread_state import current, state
 
 
 class RecordingMode(TorchDispatchMode):
@@ -31,10 +32,10 @@ class RecordingMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         graph = current()
-        if graph is None:
-            return func(*args, **kwargs)
-        if any(_dispatches_itself(kind) for kind in types):
+        if any(dispatches_itself(kind) for kind in types):
             return NotImplemented
+        if graph is None:
+            return _run_eagerly(func, args, kwargs)
         if isinstance(func, HigherOrderOperator):
             return graph.recorder.launch(lambda *a: func(*a, **kwargs), args, func.name())
         if not isinstance(func, OpOverload):
@@ -46,6 +47,14 @@ class RecordingMode(TorchDispatchMode):
         return graph.recorder.operator(func, args, kwargs)
 
 
-def _dispatches_itself(kind: type) -> bool:
+def _run_eagerly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Between captures only what is under way is of interest: the next segment would not wait for it."""
+    if isinstance(func, OpOverload) and facts_of(func).collective:
+        return state.asynchronous.run(func, facts_of(func).name, lambda: func(*args, **kwargs))
+    return func(*args, **kwargs)
+
+
+def dispatches_itself(kind: type) -> bool:
+    """Whether a tensor class has its own dispatch, as the result of a functional collective waits in it."""
     handler = getattr(kind, "__torch_dispatch__", torch._C._disabled_torch_dispatch_impl)
     return handler is not torch._C._disabled_torch_dispatch_impl and kind not in (torch.Tensor, torch.nn.Parameter)

@@ -84,7 +84,7 @@ class SoftwareGraph:
         recorder, error = self.recorder, self._error
         if recorder.active is not None:
             raise CaptureError(f"capture_end() inside {recorder.active}, which is one launch; a region cannot break it")
-        error = error or recorder.streams.forgotten()
+        error = error or recorder.streams.forgotten() or state.asynchronous.forgotten("segment")
         script = Script(recorder.pool, recorder.entries) if error is None else None
         self._undo_capture()
         self._close_session()
@@ -188,6 +188,9 @@ class SoftwareGraph:
         assert self._pool is not None
         if not any(isinstance(mode, RecordingMode) for mode in _get_current_dispatch_mode_stack()):
             raise CaptureError("capture_begin() inside an operator that ran eagerly: nothing here could be recorded")
+        forgotten = state.asynchronous.forgotten("region")
+        if forgotten is not None:
+            raise forgotten
         guards.update()
         if not library().pool_capture_begin(self._pool.id):
             raise CaptureError(f"another thread is capturing into {self._pool!r}; give each thread its own pool")
@@ -204,6 +207,7 @@ class SoftwareGraph:
         library().arena_mode(OFF)
         for generator, saved in self._saved_generators:
             generator.set_state(saved)
+        state.asynchronous.forgotten("segment")
         self.recorder.undo.restore()
         self.recorder.streams.release()
         library().pool_capture_end(self.recorder.pool.id)

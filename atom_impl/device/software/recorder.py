@@ -6,6 +6,7 @@ logged with aliases of its pool tensors, handles of outside tensors, and its hos
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._ops import OpOverload
 
 from atom_impl.device.base import CaptureError
 from atom_impl.device.software.arena import OFF, STRAY, library
+from atom_impl.device.software.asynchronous import run_to_end, starts_nothing
 from atom_impl.device.software.entries import Entry
 from atom_impl.device.software.host import is_host, is_staged, mark_made_on_host
 from atom_impl.device.software.operators import OpFacts, facts_of, has_python_kernel, tensors_in
@@ -21,6 +23,7 @@ from atom_impl.device.software.outside import OutsideTensors, Undo
 from atom_impl.device.software.pool import Pool, alias
 from atom_impl.device.software.sites import call_site
 from atom_impl.device.software.streams import Streams
+from atom_impl.device.software.thread_state import state
 
 _COPY = "aten::copy_"
 _RESIZE = frozenset(("aten::resize_", "aten::resize_as_"))
@@ -47,13 +50,13 @@ class Recorder:
             return op(*args, **kwargs)
         if self._is_host_work(args, kwargs):
             return mark_made_on_host(op(*args, **kwargs))
+        if facts.collective:
+            return state.asynchronous.run(op, facts.name, lambda: self._collective(op, facts, args, kwargs))
         if has_python_kernel(op):
             raise CaptureError(
                 f"{facts.name} at {call_site()} is implemented in Python that a replay would run again; register its "
                 f"body with register_body(torch.ops.{facts.name.replace('::', '.')}.default, function)"
             )
-        if facts.collective:
-            raise CaptureError(f"{facts.name} at {call_site()}: collectives cannot be recorded on the CPU")
         self._library.arena_mode(OFF)
         try:
             with torch._C._DisableTorchDispatch():
@@ -77,6 +80,26 @@ class Recorder:
                 entry = self._new_entry(name, fn, args, {})
                 entry.written_at = positions
                 result = self._run(entry, args, {})
+                self._log(entry, result)
+                return result
+        finally:
+            self._library.arena_mode(STRAY)
+
+    def _collective(self, op: OpOverload, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a collective to its end, as one entry. Waiting for it, or wrapping its result, is none."""
+        self._library.arena_mode(OFF)
+        try:
+            with torch._C._DisableTorchDispatch():
+                if starts_nothing(facts.name):
+                    return op(*args, **kwargs)
+                entry = self._new_entry(facts.name, functools.partial(run_to_end, op), args, kwargs)
+                if op.namespace == "c10d":  # these declare no writes
+                    entry.written_at = tuple(range(len(args)))
+                    self._save(tensors_in(args))
+                else:
+                    entry.written_at = tuple(at for at, _ in facts.written if at < len(args))
+                    self._save(facts.written_tensors(args, kwargs))
+                result = self._run(entry, args, kwargs)
                 self._log(entry, result)
                 return result
         finally:

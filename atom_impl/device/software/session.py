@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from atom_impl.device.base import CaptureError
 from atom_impl.device.software.arena import library
+from atom_impl.device.software.asynchronous import Asynchronous
 from atom_impl.device.software.deny import AttributeGuards, KernelOverrides
 from atom_impl.device.software.dispatch import RecordingMode
 from atom_impl.device.software.inductor import Instrumentation
@@ -66,6 +67,7 @@ def recording() -> Iterator[None]:
     library()
     guards.enter()
     state.in_session = True
+    state.asynchronous = Asynchronous()
     try:
         with RecordingMode():
             try:
@@ -75,4 +77,5 @@ def recording() -> Iterator[None]:
                     state.graph.abort()
     finally:
         state.in_session = False
+        del state.asynchronous
         guards.leave()

@@ -9,12 +9,14 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from atom_impl.device.software.asynchronous import Asynchronous
     from atom_impl.device.software.graph import SoftwareGraph
 
 
 class _ThreadState(threading.local):
     graph: SoftwareGraph | None = None
     in_session: bool = False
+    asynchronous: Asynchronous  # of the open session
 
 
 state = _ThreadState()
