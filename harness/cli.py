@@ -210,6 +210,7 @@ def accept(
 @app.command()
 def selftest(
     full: Annotated[bool, typer.Option("--full", help="Hours: as many trials as a release wants.")] = False,
+    model: Model = None,
     device: Device = None,
     results: Results = Path("results"),
 ) -> None:
@@ -218,7 +219,7 @@ def selftest(
         from harness.selftest.command import run_selftest
 
         console = _console()
-        filters = Filters(level=[0], mode=["NONE", "FULL"], workload=["decode"])
+        filters = Filters(level=[0], mode=["NONE", "FULL"], workload=["decode"], model=model or [])
         order = Order("tiny", filters, device, results, True, _command())
         ensure_writable(order.runs)
         plan = plan_of(order)

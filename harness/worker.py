@@ -98,7 +98,15 @@ class UnitRun:
         self.clock.enter(Phase.REPLAY)
         job, unit = self.job, self.unit
         context = ProbeContext(
-            session, unit.cell, self.spec(), job.profile, unit.lane, kind_of(job.device), capture, self.clock.enter
+            session,
+            unit.cell,
+            self.spec(),
+            job.profile,
+            unit.lane,
+            kind_of(job.device),
+            capture,
+            self.clock.enter,
+            unit.launch,
         )
         result = find_probes()(context)
         latency, faults = sound_latencies(result.latency)
@@ -142,6 +150,7 @@ class UnitRun:
             cell=unit.cell.id,
             axes=plain(unit.cell.as_dict()),
             lane=unit.lane,
+            launch=unit.launch,
             dtype=unit.dtype,
             fate=fate,
             phase=self.clock.phase,

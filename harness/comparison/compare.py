@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from harness.comparison.paired import Budget
 from harness.comparison.pairs import BASELINE, CANDIDATE
 from harness.comparison.sides import AS_IT_STANDS, Revisions, Side, make_side
 from harness.errors import UsageError
+from harness.execution.locks import any_of
+from harness.execution.slots import bound_to, slots_of
 from harness.plan import SERVING, Plan, kind_of
 from harness.profile import Profile
 from harness.records import Fate, RunHeader
@@ -48,6 +51,13 @@ def sides_of(wanted: Revisions, runs: Path) -> dict[str, Side]:
     }
 
 
+@contextmanager
+def reserved(plan: Plan, say: Callable[[str], None]) -> Iterator[Plan]:
+    """The plan on one GPU that nobody else of the harness uses meanwhile, with both sides on the CPUs beside it."""
+    with any_of(slots_of(plan.device), say) as slot, bound_to(slot):
+        yield dataclasses.replace(plan, device=slot.as_seen_here)
+
+
 def course_of(plan: Plan, sides: dict[str, Side], store: RunStore, say: Callable[[str], None]) -> Course:
     """The comparison of the plan's serving units; its pairs go into `store`."""
     looks, budget = rules_of(plan.profile, plan.device)
@@ -72,7 +82,7 @@ def compare(order: Order, plan: Plan, wanted: Revisions, say: Callable[[str], No
     timed = dataclasses.replace(plan, units=tuple(unit for unit in plan.units if unit.lane == SERVING))
     sides = sides_of(wanted, order.runs)
     header = _header(declare(order, timed, "compare"), sides)
-    with RunStore.create(order.runs, header) as store:
+    with RunStore.create(order.runs, header) as store, reserved(timed, say) as timed:
         course = course_of(timed, sides, store, say)
         say(f"run {header.run}: {sides[BASELINE]} against {sides[CANDIDATE]}, {len(timed.units)} cells")
         final = course.run()
@@ -111,8 +121,9 @@ def time_revisions(
     plan: Plan, sides: dict[str, Side], store: RunStore, say: Callable[[str], None], standing: Standing
 ) -> tuple[dict[str, Timed], Standing]:
     """The comparison within a sign-off: by cell, its gates, and what a side that failed means for it."""
-    course = course_of(plan, sides, store, say)
-    final = course.run()
+    with reserved(plan, say) as here:
+        course = course_of(here, sides, store, say)
+        final = course.run()
     timed: dict[str, Timed] = {}
     for name, cell in course.cells.items():
         failure = cell.failure

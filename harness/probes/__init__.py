@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from harness.probes.audit import AuditProbe
 from harness.probes.base import Probe, ProbeContext, ProbeResult
+from harness.probes.calibration import CalibrationProbe
 from harness.probes.counters import CountersProbe
 from harness.probes.dispatch import ClaimProbe, PlanProbe
 from harness.probes.latency import LatencyProbe
 from harness.probes.memory import MemoryProbe
 from harness.probes.numerics import NumericsProbe
+from harness.probes.staircase import StaircaseProbe
 from harness.probes.trace import StepTrace
 from harness.records import Phase
 
@@ -30,9 +32,11 @@ def measure(context: ProbeContext) -> ProbeResult:
         CountersProbe(trace),
         MemoryProbe(),
     ]
-    if context.lane == "serving":
-        # The float32 lane judges arithmetic; its times and its ledger are nobody's serving ones.
-        probes.append(LatencyProbe())
+    if context.lane == "serving" and context.launch == 0:
+        # The float32 lane judges arithmetic; its times and its ledger are nobody's serving ones. A later launch asks
+        # again for what differs from process to process on broken hardware, the answers.
+        latency = LatencyProbe()
+        probes += [CalibrationProbe(latency), latency, StaircaseProbe(latency)]
         probes.append(AuditProbe())  # last: on a GPU it profiles, and what is timed comes first
     result = ProbeResult()
     for probe in probes:

@@ -24,6 +24,7 @@ class ProbeContext:
     device: str  # "cpu" or "cuda"
     capture: dict[str, Any]  # what `session.capture()` claimed
     enter: Callable[[Phase], None] = lambda phase: None
+    launch: int = 0  # a later one asks again whether replay is right, and times nothing
 
 
 @dataclass
