@@ -172,6 +172,7 @@ def compare(
     device: Device = None,
     results: Results = Path("results"),
     seed: Seed = None,
+    fresh: Fresh = False,
 ) -> None:
     """Time two revisions or interpreters against each other in fresh process pairs, and judge every cell."""
     with _one_ending():
@@ -180,7 +181,7 @@ def compare(
         from harness.report.text import print_table
 
         filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed)
-        order, console = Order(profile, filters, device, results, True, _command()), _console()
+        order, console = Order(profile, filters, device, results, fresh, _command()), _console()
         ensure_writable(order.runs)
         plan = plan_of(order)
         _refuse_unfit(plan, order, console)

@@ -164,6 +164,11 @@ class PairRecord(msgspec.Struct, frozen=True, kw_only=True, tag="pair"):
     log_ratio: float  # candidate over baseline
     started: str  # ISO 8601, UTC
     load_1min: float = 0.0
+    timed_again: dict[str, int] = {}  # blocks that a disturbed machine spoilt, by what disturbed it
+    disturbed: dict[str, int] = {}  # blocks that were kept although it was disturbed at the last attempt too
+    phase: str = ""
+    artefacts: dict[str, dict[str, str]] = {}  # of each side: hashes of what ran
+    versions: dict[str, dict[str, str]] = {}
 
 
 class CellVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):

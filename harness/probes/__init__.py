@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.probes.anatomy import AnatomyProbe
 from harness.probes.audit import AuditProbe
 from harness.probes.base import Probe, ProbeContext, ProbeResult
 from harness.probes.calibration import CalibrationProbe
@@ -37,7 +38,7 @@ def measure(context: ProbeContext) -> ProbeResult:
         # again for what differs from process to process on broken hardware, the answers.
         latency = LatencyProbe()
         probes += [CalibrationProbe(latency), latency, StaircaseProbe(latency)]
-        probes.append(AuditProbe())  # last: on a GPU it profiles, and what is timed comes first
+        probes += [AuditProbe(), AnatomyProbe()]  # last: on a GPU it profiles, and what is timed comes first
     result = ProbeResult()
     for probe in probes:
         result.merge(probe.run(context))
