@@ -17,7 +17,7 @@ from harness.errors import UsageError
 from harness.exact_counts import exact_counts
 from harness.profile import Profile
 from harness.records import PROTOCOL_VERSION, Fate, LaneRecord, RunHeader
-from harness.store import RunData, load_run
+from harness.store import RunData, cell_of, load_run, recorded_units
 
 FOLDER = "baselines"
 _PROMPTS = Path(__file__).parent / "prompts"
@@ -104,7 +104,10 @@ def accept(folder: Path, file: Path, cells: Sequence[str] = ()) -> tuple[Baselin
     if refused and (cells or len(refused) == len(run.header.cells)):
         raise UsageError("not accepted: " + "; ".join(f"{cell} {reason}" for cell, reason in refused.items()))
     taken = [cell for cell in cells or run.header.cells if cell not in refused]
-    entries = {cell: {lane.lane: entry_of(lane, run.header) for lane in _of(cell, run.lanes)} for cell in taken}
+    entries = {
+        cell: {lane.lane: entry_of(lane, run.header) for lane in _of(cell, run.lanes) if lane.launch == 0}
+        for cell in taken
+    }
     kept = old.cells if old else {}
     return _whole(run.header, {**kept, **entries}), [f"left out: {cell} {reason}" for cell, reason in refused.items()]
 
@@ -186,9 +189,9 @@ def _unacceptable(cell: str, run: RunData) -> str:
     if cell in run.header.declared:
         return "is declared unsupported"
     lanes = _of(cell, run.lanes)
-    wanted = {unit.rpartition("#")[2] for unit in run.header.units if unit.rpartition("#")[0] == cell}
-    if missing := sorted(wanted - {lane.lane for lane in lanes}):
-        return f"has no record of lane {', '.join(missing)}"
+    wanted = {unit for unit in run.header.units if cell_of(unit) == cell}
+    if missing := sorted(wanted - recorded_units(run)):
+        return f"has no record of lane {', '.join(unit.rpartition('#')[2] for unit in missing)}"
     bad = next((lane for lane in lanes if lane.fate is not Fate.MEASURED), None)
     return f"is {bad.fate.value}: {bad.reason}" if bad else ""
 

@@ -183,6 +183,7 @@ def compare(
     device: Device = None,
     results: Results = Path("results"),
     seed: Seed = None,
+    fresh: Fresh = False,
 ) -> None:
     """Time two revisions or interpreters against each other in fresh process pairs, and judge every cell."""
     with _one_ending():
@@ -191,7 +192,7 @@ def compare(
         from harness.report.text import print_table
 
         filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed)
-        order, console = Order(profile, filters, device, results, True, _command()), _console()
+        order, console = Order(profile, filters, device, results, fresh, _command()), _console()
         ensure_writable(order.runs)
         plan = plan_of(order)
         _refuse_unfit(plan, order, console)
@@ -221,6 +222,7 @@ def accept(
 @app.command()
 def selftest(
     full: Annotated[bool, typer.Option("--full", help="Hours: as many trials as a release wants.")] = False,
+    model: Model = None,
     device: Device = None,
     results: Results = Path("results"),
 ) -> None:
@@ -229,7 +231,7 @@ def selftest(
         from harness.selftest.command import run_selftest
 
         console = _console()
-        filters = Filters(level=[0], mode=["NONE", "FULL"], workload=["decode"])
+        filters = Filters(level=[0], mode=["NONE", "FULL"], workload=["decode"], model=model or [])
         order = Order("tiny", filters, device, results, True, _command())
         ensure_writable(order.runs)
         plan = plan_of(order)

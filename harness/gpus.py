@@ -45,7 +45,7 @@ def load_optional(module: str) -> ModuleType | None:
         return None
 
 
-def _known(**asked: Callable[[], Any]) -> Gpu:
+def known_facts(**asked: Callable[[], Any]) -> Gpu:
     """The facts that could be had. One that raises, or that its library calls N/A, costs only itself."""
     facts: Gpu = {}
     for name, ask in asked.items():
@@ -76,7 +76,7 @@ def _from_amdsmi(smi: ModuleType | None) -> list[Gpu]:
 
 def _amd_gpu(smi: Any, handle: Any) -> Gpu:
     clock = smi.AmdSmiClkType
-    return _known(
+    return known_facts(
         name=lambda: smi.amdsmi_get_gpu_asic_info(handle)["market_name"],
         arch=lambda: smi.amdsmi_get_gpu_asic_info(handle)["target_graphics_version"],
         memory_mib=lambda: smi.amdsmi_get_gpu_vram_info(handle)["vram_size"],
@@ -91,7 +91,7 @@ def _amd_gpu(smi: Any, handle: Any) -> Gpu:
         temperature_c=lambda: smi.amdsmi_get_temp_metric(
             handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         ),
-        throttling=lambda: _violations(smi.amdsmi_get_violation_status(handle)),
+        throttling=lambda: violations_now(smi.amdsmi_get_violation_status(handle)),
     )
 
 
@@ -105,7 +105,7 @@ def _firmware(blocks: list[dict[str, Any]]) -> str:
     return " ".join(f"{name.removeprefix('AMDSMI_FW_ID_').removeprefix('FW_ID_')}={version}" for name, version in named)
 
 
-def _violations(status: dict[str, Any]) -> str:
+def violations_now(status: dict[str, Any]) -> str:
     """The limits that hold the clocks down now, by amdsmi's names; `throttle_status` itself is N/A from MI300 on."""
     active = {name: value for name, value in status.items() if name.startswith("active_") and value != "N/A"}
     if not active:
@@ -130,7 +130,7 @@ def _from_nvml(nvml: ModuleType | None) -> list[Gpu]:
 
 
 def _nvidia_gpu(nvml: Any, handle: Any) -> Gpu:
-    return _known(
+    return known_facts(
         name=lambda: nvml.nvmlDeviceGetName(handle),
         arch=lambda: "sm_{}{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
         memory_mib=lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20,
@@ -142,11 +142,11 @@ def _nvidia_gpu(nvml: Any, handle: Any) -> Gpu:
         clock_mhz=lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         memory_clock_mhz=lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
         temperature_c=lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        throttling=lambda: _event_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        throttling=lambda: event_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
     )
 
 
-def _event_reasons(bits: int) -> str:
+def event_reasons(bits: int) -> str:
     """NVML's clock event reasons. Bit 0, an idle GPU, and bit 1, clocks set by the user, are no throttling."""
     names = {2: "power_cap", 3: "hw_slowdown", 4: "sync_boost", 5: "sw_thermal", 6: "hw_thermal", 7: "hw_power_brake"}
     return " ".join(name for bit, name in names.items() if bits >> bit & 1) or "none"
@@ -169,7 +169,7 @@ def _from_nvidia_smi(host: Host) -> list[Gpu]:
 
 def _nvidia_row(row: dict[str, str]) -> Gpu:
     mig = {"Enabled": "MIG", "Disabled": "whole"}
-    return _known(
+    return known_facts(
         **{name: (lambda name=name: _shown(row[name])) for name in ("name", "pci", "driver", "firmware")},
         **{
             name: (lambda name=name: int(float(row[name])))
@@ -177,7 +177,7 @@ def _nvidia_row(row: dict[str, str]) -> Gpu:
         },
         arch=lambda: f"sm_{row['arch'].replace('.', '')}" if row["arch"][:1].isdigit() else UNKNOWN,
         compute_partition=lambda: mig.get(row["compute_partition"], UNKNOWN),
-        throttling=lambda: _event_reasons(int(row["throttling"], 16)),
+        throttling=lambda: event_reasons(int(row["throttling"], 16)),
     )
 
 
@@ -200,7 +200,7 @@ def _sysfs_gpu(host: Host, card: str) -> Gpu:
         line = next(line for line in host.read(f"{card}/{name}").splitlines() if line.endswith("*"))
         return int(line.split(":")[1].strip().lower().split("mhz")[0])
 
-    return _known(
+    return known_facts(
         name=lambda: host.read(f"{card}/product_name"),
         memory_mib=lambda: int(host.read(f"{card}/mem_info_vram_total")) >> 20,
         compute_partition=lambda: host.read(f"{card}/current_compute_partition"),

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 UNKNOWN = "unknown"  # nobody can say
 NONE = "none"  # known to be absent
@@ -41,6 +42,7 @@ class TorchFacts:
     folder: Path | None = None
     gpus: tuple[tuple[str, str, int], ...] = ()  # name, arch, memory in MiB
     error: str = ""
+    pci: tuple[str, ...] = ()  # PCI address of each of `gpus`; empty texts where torch does not say
 
     @property
     def built_for_gpu(self) -> bool:
@@ -82,12 +84,13 @@ def torch_facts() -> TorchFacts:
         import torch
     except Exception as error:  # a missing shared library is an OSError, a half-upgraded package an AttributeError
         return TorchFacts(error=f"{type(error).__name__}: {error}")
-    gpus = []
+    gpus, pci = [], []
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             gpu = torch.cuda.get_device_properties(index)
             arch = getattr(gpu, "gcnArchName", "") if torch.version.hip else f"sm_{gpu.major}{gpu.minor}"
             gpus.append((gpu.name, arch or UNKNOWN, gpu.total_memory >> 20))
+            pci.append(pci_of(gpu))
     return TorchFacts(
         version=torch.__version__,
         cuda=torch.version.cuda or NONE,
@@ -95,7 +98,15 @@ def torch_facts() -> TorchFacts:
         rocm=getattr(torch.version, "rocm", None) or UNKNOWN,
         folder=Path(torch.__file__).parent,
         gpus=tuple(gpus),
+        pci=tuple(pci),
     )
+
+
+def pci_of(gpu: Any) -> str:
+    """`0000:1b:00.0`, of a torch that knows it."""
+    parts = [getattr(gpu, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    known = [part for part in parts if isinstance(part, int)]
+    return "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == len(parts) else ""
 
 
 def version_tuple(text: str) -> tuple[int, ...]:

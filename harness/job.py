@@ -24,13 +24,14 @@ class UnitSpec(msgspec.Struct, frozen=True):
     axes: dict[str, Any]
     lane: str
     dtype: str
+    launch: int = 0
 
     @classmethod
     def of(cls, unit: Unit) -> UnitSpec:
-        return cls(dict(unit.cell.axes), unit.lane, unit.dtype)
+        return cls(dict(unit.cell.axes), unit.lane, unit.dtype, unit.launch)
 
     def unit(self) -> Unit:
-        return Unit(Cell.of(**self.axes), self.lane, self.dtype)
+        return Unit(Cell.of(**self.axes), self.lane, self.dtype, self.launch)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from harness.checkup.finding import Finding
 from harness.coverage import Coverage
 from harness.plan import Plan, Unit
 from harness.progress import record_line
+from harness.stats import binomial_upper_bound
 from harness.store import RunData
 
 
@@ -19,9 +21,15 @@ def print_cells(plan: Plan, console: Console) -> None:
     profile = plan.profile
     _line(console, f"profile {profile.name}: {profile.title}")
     _line(console, f"{len(plan.cells)} cells, {len(plan.units)} units to execute on {plan.device}")
+    if profile.launches > 1:
+        bound = 100 * binomial_upper_bound(0, profile.launches)
+        _line(
+            console,
+            f"{profile.launches} fresh launches a cell: none bad bounds bad launches below {bound:.3g} % (95 %)",
+        )
     width = max(len(cell.id) for cell in plan.cells)
     for cell in plan.cells:
-        lanes = ", ".join(_lane(unit) for unit in plan.units if unit.cell == cell)
+        lanes = ", ".join(_lanes(unit for unit in plan.units if unit.cell == cell))
         fate = "declared" if cell.id in plan.declared else "execute"
         _line(console, f"  {fate:<9} {cell.id:<{width}}  {plan.declared.get(cell.id, lanes)}")
 
@@ -57,6 +65,12 @@ def print_findings(findings: Iterable[Finding], console: Console) -> None:
     for finding in findings:
         word = "ok" if finding.ok else finding.severity
         _line(console, f"{word:<6} {finding.name}: {finding.message} {'' if finding.ok else finding.way_out}".rstrip())
+
+
+def _lanes(units: Iterable[Unit]) -> list[str]:
+    """`60 x serving (bfloat16)`: lanes in plan order, with their launches."""
+    launches = Counter(map(_lane, units))
+    return [f"{count} x {lane}" if count > 1 else lane for lane, count in launches.items()]
 
 
 def _lane(unit: Unit) -> str:

@@ -6,6 +6,7 @@ verdict is held against this list.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -15,13 +16,12 @@ from harness.cells import Cell
 from harness.coverage import Coverage, coverage
 from harness.errors import UsageError
 from harness.profile import Profile
+from harness.store import FLOAT32 as FLOAT32
+from harness.store import SERVING as SERVING
 from harness.store import unit_id
 
 A = TypeVar("A")
 R = TypeVar("R")
-
-SERVING = "serving"
-FLOAT32 = "float32"
 
 
 class Declares(Protocol):
@@ -39,15 +39,16 @@ class Supported(Protocol):
 
 @dataclass(frozen=True)
 class Unit:
-    """One cell in one dtype: what one worker executes and records at a time."""
+    """One cell in one dtype, once: what one worker executes and records at a time."""
 
     cell: Cell
     lane: str  # SERVING or FLOAT32
     dtype: str
+    launch: int = 0  # how many processes have run this very thing before
 
     @property
     def id(self) -> str:
-        return unit_id(self.cell.id, self.lane)
+        return unit_id(self.cell.id, self.lane, self.launch)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,12 @@ def make_plan(profile: Profile, device: str, get_engine: Callable[[str], Declare
             declared[cell.id] = support.reason or "the engine gives no reason"
     executed = [cell for cell in cells if cell.id not in declared]
     lanes = _lanes(profile, device)
-    units = tuple(Unit(cell, lane, dtype) for cell in executed for lane, dtype in lanes.items())
+    units = tuple(
+        Unit(cell, lane, dtype, launch)
+        for cell in executed
+        for lane, dtype in lanes.items()
+        for launch in range(profile.launches if lane == SERVING else 1)  # arithmetic needs no second process
+    )
     return Plan(profile, device, cells, declared, units, tuple(coverage(profile, cell) for cell in cells))
 
 
@@ -89,9 +95,19 @@ def batches(units: Iterable[Unit], isolation: str) -> list[list[Unit]]:
     axes = ("engine", "model", "level", "op_backend", "ranks", "environment")
 
     def birth(unit: Unit) -> tuple[str, ...]:
-        return (*(str(unit.cell[axis]) for axis in axes), unit.dtype)
+        return (*(str(unit.cell[axis]) for axis in axes), unit.dtype, str(unit.launch))
 
     return [list(group) for _, group in groupby(sorted(units, key=birth), key=birth)]
+
+
+def in_seeded_order(groups: Sequence[list[Unit]], seed: int) -> list[list[Unit]]:
+    """Every group's first launch before any second, in an order that `seed` shuffles within each round.
+
+    A machine that warms up made the cells at the end of a fixed order slower, night after night.
+    """
+    chance = random.Random(seed)
+    drawn = [(group[0].launch, chance.random(), group) for group in groups]
+    return [group for _, _, group in sorted(drawn, key=lambda entry: entry[:2])]
 
 
 def _cells(profile: Profile) -> Iterable[Cell]:

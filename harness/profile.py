@@ -64,6 +64,7 @@ class Numerics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warmup_steps: int = 3
     samples: int = 15  # per arm and bucket
+    staircase_samples: int = 5  # per batch size at every bucket's edges; 0 leaves the staircase out, and says so
 
 
 class TimeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +82,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Relative change against a baseline beyond which a cell is slower (or faster)."""
 
     step_time: dict[str, float] = msgspec.field(default_factory=lambda: {"cpu": 0.02, "cuda": 0.005})
+    pad_share: float = 0.5  # of a bucket's rows, for the smallest batch in it; doublings stay below
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +106,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     budget: Budget = msgspec.field(default_factory=Budget)
     comparison: Comparison = msgspec.field(default_factory=Comparison)
     baseline_required: bool = False
+    launches: int = 1  # fresh processes per cell: on some hardware replay fails in one launch out of five
     isolation: str = "level"  # "level": one worker per level and dtype; "cell": one per cell
     debug_replay: bool = False  # every segment runs eagerly; see `harness.debug_replay`
 
@@ -193,8 +196,10 @@ def _evidence_problems(profile: Profile) -> Iterator[str]:
         "numerics.soak_steps": (numerics.soak_steps, 0),
         "timing.warmup_steps": (timing.warmup_steps, 0),
         "timing.samples": (timing.samples, 1),
+        "timing.staircase_samples": (timing.staircase_samples, 0),
         "comparison.quads": (profile.comparison.quads, 1),
         "comparison.block_steps": (profile.comparison.block_steps, 1),
+        "launches": (profile.launches, 1),
     }
     for name, (value, minimum) in least.items():
         if value < minimum:

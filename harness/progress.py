@@ -37,7 +37,7 @@ def progress(console: Console, total: int, done: int) -> Iterator[Show]:
 def record_line(record: LaneRecord) -> str:
     """`measured  level=3,ladder=1-2-4#serving  12.3 s`, with the reason where it is not green."""
     reason = "" if record.fate in GREEN else f": {record.reason}"
-    return f"{record.fate.value:<9} {unit_id(record.cell, record.lane)}  {record.seconds:.1f} s{reason}"
+    return f"{record.fate.value:<9} {unit_id(record.cell, record.lane, record.launch)}  {record.seconds:.1f} s{reason}"
 
 
 class _Lines:

@@ -12,7 +12,7 @@ import msgspec
 
 SCHEMA_VERSION = 1
 #: Bumped when a measurement means something else than before; figures of two protocols are never compared.
-PROTOCOL_VERSION = "1"
+PROTOCOL_VERSION = "2"  # 2: what the timer reads of nothing is subtracted, blocks on a disturbed machine run again
 
 
 class Phase(str, Enum):
@@ -108,7 +108,9 @@ class LaneRecord(msgspec.Struct, frozen=True, kw_only=True, tag="lane"):
     phase_seconds: dict[str, float] = {}
     peak_rss_mib: float = 0.0
     worker: int = 0  # process id
-    launch: int = 0
+    launch: int = 0  # of the same cell and lane, in a fresh process each
+    slot: str = ""  # "cpu" or the PCI address of the GPU that ran it
+    numa_node: int | None = None  # whose CPUs the worker was kept on; None where nobody knows it
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
@@ -122,7 +124,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     command: list[str]
     started: str
     cells: list[str]  # every declared cell's id, in plan order
-    units: list[str]  # every (cell, lane) to execute: "<cell>#<lane>"
+    units: list[str]  # every (cell, lane) to execute: "<cell>#<lane>" or "<cell>#<lane>/<launch>"
     declared: dict[str, str]  # cell id -> why it is declared and not executed
     device: str
     fingerprint: dict[str, Any]
@@ -144,6 +146,7 @@ class AddedGates(msgspec.Struct, frozen=True, kw_only=True, tag="added"):
 
     cell: str
     lane: str
+    launch: int = 0
     gates: list[GateResult]
     fate: Fate  # the lane's, with these gates
     reason: str = ""
@@ -161,6 +164,11 @@ class PairRecord(msgspec.Struct, frozen=True, kw_only=True, tag="pair"):
     log_ratio: float  # candidate over baseline
     started: str  # ISO 8601, UTC
     load_1min: float = 0.0
+    timed_again: dict[str, int] = {}  # blocks that a disturbed machine spoilt, by what disturbed it
+    disturbed: dict[str, int] = {}  # blocks that were kept although it was disturbed at the last attempt too
+    phase: str = ""
+    artefacts: dict[str, dict[str, str]] = {}  # of each side: hashes of what ran
+    versions: dict[str, dict[str, str]] = {}
 
 
 class CellVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
@@ -169,6 +177,8 @@ class CellVerdict(msgspec.Struct, frozen=True, kw_only=True, tag="cell"):
     reason: str  # one sentence
     gates: int = 0
     failed: list[str] = []
+    launches: int = 0  # serving processes that left a record
+    bad_launches: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):

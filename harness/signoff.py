@@ -22,6 +22,7 @@ from harness.comparison.sides import Revisions, Side
 from harness.errors import HarnessFault, UsageError
 from harness.execution.local import LocalExecutor
 from harness.execution.resume import resume, resume_key
+from harness.execution.slots import slots_of
 from harness.filters import Filters, narrow
 from harness.plan import SERVING, Plan, make_plan
 from harness.plugins import find_engine, registered_engines, replaced_probes
@@ -161,7 +162,10 @@ class Run:
         with progress(console, len(self.plan.units), len(self.before)) as show:
             side = next((side for side in self.sides.values() if side.name == "candidate"), None)
             logs = self.folder / "logs"
-            executor = LocalExecutor(self.plan.profile, self.plan.device, logs, self.store.append, show, side)
+            device = self.plan.device
+            executor = LocalExecutor(
+                self.plan.profile, device, logs, self.store.append, show, side, slots_of(device), show.note
+            )
             executor.run(missing)
         self.executed += executor.executed
 
@@ -194,8 +198,9 @@ class Run:
 
             timed, standing = time_revisions(self.plan, self.sides, self.store, self.say, standing)
         for lane in run.lanes:
-            accepted = baseline_gates(lane, run.header, baseline) if baseline else []
-            gates, failure = timed.get(lane.cell, ([], None)) if lane.lane == SERVING else ([], None)
+            first = lane.launch == 0  # the later ones count and time nothing
+            accepted = baseline_gates(lane, run.header, baseline) if baseline and first else []
+            gates, failure = timed.get(lane.cell, ([], None)) if lane.lane == SERVING and first else ([], None)
             if accepted or gates or failure:
                 self.store.append(added_gates(lane, [*accepted, *gates], failure))
         return standing

@@ -19,6 +19,8 @@ from harness.errors import IncompleteError, UsageError
 from harness.records import SCHEMA_VERSION, AddedGates, LaneRecord, Line, PairRecord, RunHeader, Verdict
 
 RECORDS = "records.jsonl"
+SERVING = "serving"
+FLOAT32 = "float32"
 _decoder = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 
@@ -173,13 +175,20 @@ def ensure_writable(runs: Path) -> None:
         raise _unwritable(runs, error) from error
 
 
-def unit_id(cell: str, lane: str) -> str:
-    """The name of what one worker records at a time."""
-    return f"{cell}#{lane}"
+def unit_id(cell: str, lane: str, launch: int = 0) -> str:
+    """The name of what one worker records at a time: `<cell>#serving`, and `<cell>#serving/7` of the launch after six
+    others.
+    """
+    return f"{cell}#{lane}" + (f"/{launch}" if launch else "")
+
+
+def cell_of(unit: str) -> str:
+    """The cell of a unit's name."""
+    return unit.rpartition("#")[0]
 
 
 def recorded_units(run: RunData) -> set[str]:
-    return {unit_id(lane.cell, lane.lane) for lane in run.lanes}
+    return {unit_id(lane.cell, lane.lane, lane.launch) for lane in run.lanes}
 
 
 def list_runs(runs: Path) -> list[Path]:
@@ -224,10 +233,10 @@ def _decode(whole: bytes) -> tuple[list[Line], int]:
 
 def _with_added(lanes: list[LaneRecord], lines: list[Line]) -> list[LaneRecord]:
     """Each lane with the gates that were decided after its worker ended, and the fate that they leave it."""
-    last = {(line.cell, line.lane): line for line in lines if isinstance(line, AddedGates)}
+    last = {(line.cell, line.lane, line.launch): line for line in lines if isinstance(line, AddedGates)}
 
     def whole(lane: LaneRecord) -> LaneRecord:
-        more = last.get((lane.cell, lane.lane))
+        more = last.get((lane.cell, lane.lane, lane.launch))
         if more is None:
             return lane
         return msgspec.structs.replace(lane, gates=[*lane.gates, *more.gates], fate=more.fate, reason=more.reason)

@@ -13,7 +13,8 @@ from harness import debug_replay
 from harness.errors import FAILED, FAULT, INCOMPLETE, PASS, UNFIT, first_exit_code
 from harness.records import AddedGates, CellVerdict, Fate, GateResult, LaneRecord, RunHeader, Status, Verdict
 from harness.standing import Standing
-from harness.store import RunData, recorded_units
+from harness.stats import binomial_upper_bound, exact_rate
+from harness.store import SERVING, RunData, cell_of, recorded_units, unit_id
 from harness.waivers import apply, expired, unused
 
 PRECEDENCE = tuple(Fate)
@@ -26,6 +27,7 @@ FAMILY_FATES = {
     "memory": Fate.COST_CHANGED,
     "latency": Fate.SLOWER,
     "unaccepted": Fate.FASTER,
+    "calibration": Fate.UNFIT,  # the machine cannot time: nothing is said about the engine
 }
 _EXIT_CODES = {
     Fate.INCONCLUSIVE: INCOMPLETE,
@@ -67,7 +69,7 @@ def added_gates(lane: LaneRecord, gates: Sequence[GateResult], failure: tuple[Fa
     found = [(lane.fate, lane.reason), lane_fate([*lane.gates, *gates]), *([failure] if failure else [])]
     holds = first_fate(fate for fate, _ in found)
     reason = next(reason for fate, reason in found if fate is holds)
-    return AddedGates(cell=lane.cell, lane=lane.lane, gates=list(gates), fate=holds, reason=reason)
+    return AddedGates(cell=lane.cell, lane=lane.lane, launch=lane.launch, gates=list(gates), fate=holds, reason=reason)
 
 
 def conclude(
@@ -81,7 +83,8 @@ def conclude(
     plain = [_judge(cell, header, run.lanes) for cell in header.cells]
     cells = [apply(cell, held.waivers, held.today) for cell in plain]
     declared_units = set(header.units)
-    reported = sum(len({r.lane for r in _lanes_of(c.cell, run.lanes)}) for c in cells if c.cell not in header.declared)
+    judged = {cell.cell for cell in cells} - set(header.declared)
+    reported = len({unit for unit in recorded_units(run) if cell_of(unit) in judged})
     counts = {
         "expected": len(header.units),
         "executed": executed,
@@ -112,6 +115,7 @@ def conclude(
             *problems,
             *_waived_reasons(cells),
             *unused(held.waivers, plain, held.today),
+            *launch_reasons(cells),
             *_scope_reasons(header, run),
             *held.notes,
             *([] if held.baseline else [NO_BASELINE]),
@@ -148,8 +152,36 @@ def _judge(cell: str, header: RunHeader, lanes: Sequence[LaneRecord]) -> CellVer
     fate = first_fate(fate for fate, _ in found)
     reason = next(reason for known, reason in found if known is fate)
     gates = [(lane, gate) for lane in own for gate in lane.gates]
-    failed = [f"{gate.gate} ({lane.lane})" for lane, gate in gates if gate.status is Status.FAIL]
-    return CellVerdict(cell=cell, fate=fate, reason=reason, gates=len(gates), failed=failed)
+    failed = [f"{gate.gate} ({_lane_name(lane)})" for lane, gate in gates if gate.status is Status.FAIL]
+    launched = [lane for lane in own if lane.lane == SERVING]
+    bad = sum(_checked_fate(lane) is not Fate.MEASURED for lane in launched)
+    if len(launched) > 1:
+        reason = f"{reason}; bad launches: {exact_rate(bad, len(launched))}"
+    return CellVerdict(
+        cell=cell,
+        fate=fate,
+        reason=reason,
+        gates=len(gates),
+        failed=list(dict.fromkeys(failed)),
+        launches=len(launched),
+        bad_launches=bad,
+    )
+
+
+def launch_reasons(cells: Iterable[CellVerdict]) -> list[str]:
+    """What the number of fresh processes bounds, for the cell that had the fewest of them."""
+    launched = [cell for cell in cells if cell.launches]
+    if not launched:
+        return []
+    fewest = min(cell.launches for cell in launched)
+    bad = sum(cell.bad_launches > 0 for cell in launched)
+    if bad:
+        return [f"{bad} of {len(launched)} cells had a bad launch, each cell's verdict says in how many."]
+    bound = 100 * binomial_upper_bound(0, fewest)
+    each = "once" if fewest == 1 else f"afresh {fewest} times"
+    return [
+        f"Every cell was launched {each} and no launch was bad: at 95 % that bounds bad launches below {bound:.3g} %."
+    ]
 
 
 def _checked_fate(lane: LaneRecord) -> Fate:
@@ -164,13 +196,17 @@ def _lane_reason(lane: LaneRecord) -> str:
     if fate is Fate.MEASURED:
         return "every gate passed"
     reason = lane.reason or lane_fate(lane.gates)[1] or f"ended in phase {lane.phase.value}"
-    return f"{reason} (lane {lane.lane}, {lane.dtype})"
+    return f"{reason} (lane {_lane_name(lane)}, {lane.dtype})"
+
+
+def _lane_name(lane: LaneRecord) -> str:
+    return f"{lane.lane}, launch {lane.launch}" if lane.launch else lane.lane
 
 
 def _missing_lanes(cell: str, header: RunHeader, own: Sequence[LaneRecord]) -> list[str]:
-    wanted = [unit.rpartition("#")[2] for unit in header.units if unit.rpartition("#")[0] == cell]
-    present = {lane.lane for lane in own}
-    return [lane for lane in wanted if lane not in present] or ([] if wanted else ["any"])
+    wanted = [unit for unit in header.units if cell_of(unit) == cell]
+    present = {unit_id(cell, lane.lane, lane.launch) for lane in own}
+    return [unit.rpartition("#")[2] for unit in wanted if unit not in present] or ([] if wanted else ["any"])
 
 
 def _accounting_problems(counts: dict[str, int], run: RunData, declared: set[str]) -> list[str]:

@@ -107,6 +107,7 @@ class UnitRun:
             kind_of(job.device),
             capture,
             self.clock.enter,
+            unit.launch,
             self._answers,
         )
         result = find_probes()(context)
@@ -151,6 +152,7 @@ class UnitRun:
             cell=unit.cell.id,
             axes=plain(unit.cell.as_dict()),
             lane=unit.lane,
+            launch=unit.launch,
             dtype=unit.dtype,
             fate=fate,
             phase=self.clock.phase,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from harness.comparison.paired import Budget
 from harness.comparison.pairs import BASELINE, CANDIDATE
 from harness.comparison.sides import AS_IT_STANDS, Revisions, Side, make_side
 from harness.errors import UsageError
+from harness.execution.locks import any_of
+from harness.execution.resume import resume
+from harness.execution.slots import bound_to, slots_of
 from harness.plan import SERVING, Plan, kind_of
 from harness.profile import Profile
 from harness.records import Fate, RunHeader
 from harness.signoff import CHECKOUT, Order, Timed, declare, write_reports
 from harness.standing import Standing
-from harness.store import RunData, RunStore, load_run
+from harness.store import RunData, RunStore, load_run, recorded_units
 from harness.verdicts import conclude
 from harness.waivers import load_waivers
 
@@ -48,6 +52,13 @@ def sides_of(wanted: Revisions, runs: Path) -> dict[str, Side]:
     }
 
 
+@contextmanager
+def reserved(plan: Plan, say: Callable[[str], None]) -> Iterator[Plan]:
+    """The plan on one GPU that nobody else of the harness uses meanwhile, with both sides on the CPUs beside it."""
+    with any_of(slots_of(plan.device), say) as slot, bound_to(slot):
+        yield dataclasses.replace(plan, device=slot.as_seen_here)
+
+
 def course_of(plan: Plan, sides: dict[str, Side], store: RunStore, say: Callable[[str], None]) -> Course:
     """The comparison of the plan's serving units; its pairs go into `store`."""
     looks, budget = rules_of(plan.profile, plan.device)
@@ -71,14 +82,17 @@ def compare(order: Order, plan: Plan, wanted: Revisions, say: Callable[[str], No
     rules_of(plan.profile, plan.device)
     timed = dataclasses.replace(plan, units=tuple(unit for unit in plan.units if unit.lane == SERVING))
     sides = sides_of(wanted, order.runs)
-    header = _header(declare(order, timed, "compare"), sides)
-    with RunStore.create(order.runs, header) as store:
+    store, earlier = _open_run(order, _header(declare(order, timed, "compare", sides), sides), say)
+    with store, reserved(timed, say) as timed:
         course = course_of(timed, sides, store, say)
-        say(f"run {header.run}: {sides[BASELINE]} against {sides[CANDIDATE]}, {len(timed.units)} cells")
+        course.restore(earlier.pairs)
+        say(f"run {store.folder.name}: {sides[BASELINE]} against {sides[CANDIDATE]}, {len(timed.units)} cells")
         final = course.run()
         pairs = load_run(store.folder).pairs
+        recorded = recorded_units(earlier)  # a kill between the records and the verdict
         for cell in course.cells.values():
-            store.append(lane_record(cell, course, final, pairs))
+            if cell.unit.id not in recorded:
+                store.append(lane_record(cell, course, final, pairs))
         standing = compared(course, Standing(waivers=load_waivers(order.results)))
         verdict = conclude(
             load_run(store.folder),
@@ -97,22 +111,36 @@ def compare_and_report(order: Order, plan: Plan, wanted: Revisions, say: Callabl
     return data, write_reports(data.path)
 
 
+def _open_run(order: Order, header: RunHeader, say: Callable[[str], None]) -> tuple[RunStore, RunData]:
+    """A new run, or the one of the same comparison that was left unfinished, with what it holds."""
+    resumed, notes = (None, []) if order.fresh else resume(order.runs, header)
+    for note in notes:
+        say(note)
+    if resumed is None:
+        store = RunStore.create(order.runs, header)
+        return store, load_run(store.folder)
+    say(f"resuming {resumed.run.header.run}: {len(resumed.run.pairs)} pairs of items are recorded")
+    return resumed.store, resumed.run
+
+
 def _header(declared: RunHeader, sides: dict[str, Side]) -> RunHeader:
-    """The header with both sides. The engine under test is the candidate; a comparison is never resumed."""
+    """The header with both sides. The engine under test is the candidate."""
     candidate = sides[CANDIDATE]
     engine = {**declared.engine_revision, "commit": candidate.commit, "sources": candidate.code}
     if candidate.revision != AS_IT_STANDS:
         engine |= {"dirty": "no", "dirty_digest": ""}
     records = {side.name: side.record() for side in sides.values()}
-    return msgspec.structs.replace(declared, engine_revision=engine, sides=records, resume_key="")
+    return msgspec.structs.replace(declared, engine_revision=engine, sides=records)
 
 
 def time_revisions(
     plan: Plan, sides: dict[str, Side], store: RunStore, say: Callable[[str], None], standing: Standing
 ) -> tuple[dict[str, Timed], Standing]:
     """The comparison within a sign-off: by cell, its gates, and what a side that failed means for it."""
-    course = course_of(plan, sides, store, say)
-    final = course.run()
+    with reserved(plan, say) as here:
+        course = course_of(here, sides, store, say)
+        course.restore(load_run(store.folder).pairs)
+        final = course.run()
     timed: dict[str, Timed] = {}
     for name, cell in course.cells.items():
         failure = cell.failure

@@ -57,6 +57,8 @@ class Course:
     samples: dict[str, list[float]] = field(default_factory=dict)
     again: dict[str, list[float]] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    first_pairs: set[int] = field(default_factory=set)  # numbers of pairs that `restore` took up
+    fresh_pairs: set[int] = field(default_factory=set)  # the same of re-measurements
 
     def __post_init__(self) -> None:
         self.cells = {unit.cell.id: CellCourse(unit) for unit in self.units}
@@ -65,9 +67,22 @@ class Course:
             for cell in self.cells.values():
                 cell.failure = SideFailed(missing, Fate.UNSUPPORTED, missing.missing)
 
+    def restore(self, pairs: Iterable[PairRecord]) -> None:
+        """Take up pairs that an earlier process of this very comparison measured before it was killed."""
+        for pair in pairs:
+            if pair.cell not in self.cells or self.cells[pair.cell].failure is not None:
+                continue
+            store = self.again if pair.again else self.samples
+            store.setdefault(pair.item, []).append(pair.log_ratio)
+            counted = self.fresh_pairs if pair.again else self.first_pairs
+            counted.add(pair.number)
+            cell = self.cells[pair.cell]
+            cell.opened = OpenedPair(cell.unit, pair.phase, pair.artefacts)
+            self.versions = pair.versions
+
     def run(self) -> dict[str, Judgement]:
         """Every item's last word. Cells that failed have none."""
-        number = 0
+        number = max(self.first_pairs, default=0)
         while units := self._undecided():
             number += 1
             self.say(f"pair {number}: {len(units)} of {len(self.units)} cells undecided")
@@ -78,8 +93,8 @@ class Course:
 
     def _confirmed(self, failed: Mapping[str, Judgement]) -> dict[str, Judgement]:
         """The FAILs after a fresh re-measurement with as many pairs as each of them took."""
-        self.again = {item: [] for item in failed}
-        number = 0
+        self.again = {item: self.again.get(item, []) for item in failed}
+        number = max(self.fresh_pairs, default=0)
         while short := {item for item in self.again if len(self.again[item]) < len(self.samples[item])}:
             number += 1
             self.say(f"{len(failed)} FAIL to confirm, fresh pair {number}")

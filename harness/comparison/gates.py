@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from harness.comparison.course import CellCourse, Course
@@ -47,12 +48,19 @@ def lane_record(
         phase=Phase.TIMING,
         gates=gates,
         latency=[] if failure else _latencies(cell, own),
-        counters={"pairs": len(own)},
+        counters={"pairs": len(own), "timed_again": _sum(own, "timed_again"), "disturbed": _sum(own, "disturbed")},
         artefacts=dict(cell.opened.artefacts[CANDIDATE]) if cell.opened else {},
         output_tail=failure.output_tail if failure else "",
         stack=failure.stack if failure else "",
         started=own[0].started if own else "",
     )
+
+
+def _sum(pairs: Sequence[PairRecord], name: str) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for pair in pairs:
+        total.update(getattr(pair, name))
+    return dict(total)
 
 
 def _gate(bucket: str, judged: Judgement, course: Course) -> GateResult:

@@ -49,10 +49,15 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     phase: str
     buckets: list[int]
     artefacts: dict[str, Any]
+    refused: str = ""  # why the timer may not be believed; then nothing can be timed
 
 
 class Timed(msgspec.Struct, frozen=True, tag="timed"):
+    """`again` and `kept`: why the block was timed again, and what still held when it was kept."""
+
     samples_us: list[float]
+    again: list[str] = []
+    kept: list[str] = []
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):

@@ -10,6 +10,7 @@ import math
 import os
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ class ProcessPair:
     again: bool = False
     peers: dict[str, Peer] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    opened: OpenedPair | None = None
 
     def __enter__(self) -> ProcessPair:
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -79,6 +81,8 @@ class ProcessPair:
             self.peers[key].send(OpenCell(UnitSpec.of(unit)))
             reply = self.peers[key].wait(limit_s, f"open {unit.cell.id}")
             assert isinstance(reply, Opened)
+            if reply.refused:
+                raise SideFailed(self.sides[key], Fate.UNFIT, reply.refused)
             opened[key] = reply
         both = [bucket for bucket in opened[BASELINE].buckets if bucket in opened[CANDIDATE].buckets]
         if not both:
@@ -88,14 +92,17 @@ class ProcessPair:
         artefacts = {
             key: {name: str(value) for name, value in reply.artefacts.items()} for key, reply in opened.items()
         }
-        return OpenedPair(unit, opened[BASELINE].phase, artefacts), both
+        self.opened = OpenedPair(unit, opened[BASELINE].phase, artefacts)
+        return self.opened, both
 
     def measure(self, unit: Unit, bucket: int) -> PairRecord:
         """All blocks of one bucket of the opened cell."""
         plan, item = self.profile.comparison, item_of(unit, bucket)
         order = abba(plan.quads, f"{self.profile.numerics.seed} {item} {self.number} {self.again}")
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        blocks = [self._block(key, bucket, plan.block_steps) for key in order]
+        replies = [self._block(key, bucket, plan.block_steps) for key in order]
+        blocks = [reply.samples_us for reply in replies]
+        assert self.opened is not None
         return PairRecord(
             cell=unit.cell.id,
             item=item,
@@ -106,6 +113,11 @@ class ProcessPair:
             log_ratio=log_ratio(order, blocks),
             started=started,
             load_1min=round(os.getloadavg()[0], 2),
+            timed_again=dict(Counter(why for reply in replies for why in reply.again)),
+            disturbed=dict(Counter(why for reply in replies for why in reply.kept)),
+            phase=self.opened.phase,
+            artefacts=self.opened.artefacts,
+            versions=self.versions,
         )
 
     def close_cell(self) -> None:
@@ -113,11 +125,11 @@ class ProcessPair:
             peer.send(CloseCell())
             assert isinstance(peer.wait(self.profile.time_limits.teardown_s, "close the cell"), Closed)
 
-    def _block(self, key: str, bucket: int, steps: int) -> list[float]:
+    def _block(self, key: str, bucket: int, steps: int) -> Timed:
         self.peers[key].send(Block(bucket, steps))
         reply = self.peers[key].wait(self.profile.time_limits.timing_s, f"time {steps} steps at bucket {bucket}")
         assert isinstance(reply, Timed)
-        return reply.samples_us
+        return reply
 
     def _order(self, what: str) -> list[str]:
         keys = [BASELINE, CANDIDATE]

@@ -36,9 +36,13 @@ from harness.job import Job
 from harness.plan import Unit, kind_of
 from harness.plugins import find_engine
 from harness.soundness import plain
+from harness.timing.calibration import idle_to_idle_us
+from harness.timing.conditions import timed_blocks, watch_for
 from harness.worker import UnitRun, die_with
 
 Clock = Callable[[], int]
+#: How often one block may be timed again.
+MOST_AGAIN = 2
 #: What an engine that lacks a name of the adaptor's raises while it is imported.
 _TOO_OLD = (ImportError, AttributeError)
 
@@ -48,6 +52,7 @@ class LiveCell:
 
     def __init__(self, unit: Unit, begin: Begin, clock: Clock = time.perf_counter_ns) -> None:
         from harness.probes.base import ProbeContext
+        from harness.probes.calibration import calibrations
         from harness.probes.latency import full_batches
 
         self._clock = clock
@@ -61,30 +66,39 @@ class LiveCell:
         batches = full_batches(context)
         self._batches = dict(batches)
         self.phase = batches[0][1].phase.value
+        device = kind_of(begin.device)
+        self._timer = calibrations(device, self.session.synchronize, clock)[0]
+        self._watch = watch_for(device)
 
     def opened(self, warmup_steps: int) -> Opened:
         gc.collect()
         gc.freeze()  # what lives as long as the cell is not walked again between blocks: it took longer than they did
         for bucket in self._batches:
             self.time(bucket, max(1, warmup_steps))
-        return Opened(self.phase, list(self._batches), plain(self.session.artefacts()))
+        refused = "" if self._timer.ok else f"nothing is timed here: {self._timer}"
+        return Opened(self.phase, list(self._batches), plain(self.session.artefacts()), refused)
 
-    def time(self, bucket: int, steps: int) -> list[float]:
-        """Microseconds of each step of arm R, from an idle device to an idle device."""
+    def time(self, bucket: int, steps: int) -> Timed:
+        """One block, taken again while the machine spoils it, within bounds."""
+        (samples_us,), seen = timed_blocks([bucket], lambda b: self._block(b, steps), self._watch, MOST_AGAIN)
+        return Timed(samples_us, list(seen.again.elements()), list(seen.kept))
+
+    def _block(self, bucket: int, steps: int) -> list[float]:
+        """Microseconds of each step of arm R, from an idle device to an idle device, less what the timer reads of
+        nothing.
+        """
         from harness.engines.base import Arm
 
-        session, batch, samples = self.session, self._batches[bucket], []
+        session, batch = self.session, self._batches[bucket]
         gc.disable()
         try:
-            for _ in range(steps):
-                session.synchronize()
-                begun = self._clock()
-                session.step(batch, Arm.R)
-                session.synchronize()
-                samples.append((self._clock() - begun) / 1e3)
+            return [
+                idle_to_idle_us(lambda: session.step(batch, Arm.R), session.synchronize, self._clock)
+                - self._timer.offset_us
+                for _ in range(steps)
+            ]
         finally:
             gc.enable()
-        return samples
 
 
 class Worker:
@@ -103,7 +117,7 @@ class Worker:
                     self.cell = LiveCell(unit.unit(), self.begin)
                     return self.cell.opened(self.begin.profile.timing.warmup_steps)
                 case Block(bucket, steps) if self.cell is not None:
-                    return Timed(self.cell.time(bucket, steps))
+                    return self.cell.time(bucket, steps)
                 case CloseCell() if self.cell is not None:
                     self.cell.session.close()
                     gc.unfreeze()

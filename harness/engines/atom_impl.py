@@ -27,6 +27,7 @@ from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.region_graph import reset_graph_pool
 from atom_impl.utils.step_ledger import Fallback, StepRecord
 from harness.cells import Cell
+from harness.engines.anatomy import Anatomy, anatomy_of
 from harness.engines.base import (
     Arm,
     Dispatch,
@@ -223,6 +224,11 @@ class AtomSession(EngineSession):
         )
         count = observe_gpu if on_gpu else observe
         return count(lambda: self.step(batch, arm, rows=rows), boundary)
+
+    def anatomy(self, batch: StepBatch) -> Anatomy:
+        on_gpu = self._runner.device.type == "cuda"
+        graph_class: type = torch.cuda.CUDAGraph if on_gpu else SoftwareGraph
+        return anatomy_of(lambda: self.step(batch, Arm.R), graph_class, self.synchronize, on_gpu)
 
     def plan(self, phase: Phase, batch: int, rows: int) -> Dispatch:
         mode = self._runner.decide(is_prefill=phase is Phase.PREFILL, requests=batch, rows=rows)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from harness.cells import Cell
+from harness.engines.anatomy import Anatomy
 from harness.engines.observed import Observed
 
 
@@ -142,6 +143,10 @@ class EngineSession(ABC):
 
     def observed(self, batch: StepBatch, arm: Arm, *, rows: int | None = None) -> Observed | None:
         """Run one step, as `step` does, and count it from outside the engine's ledger; None if nobody can."""
+        return None
+
+    def anatomy(self, batch: StepBatch) -> Anatomy | None:
+        """Run one step in arm R under a profiler and say where its time went; None if nobody can."""
         return None
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""Executes units in worker processes on this machine, one at a time, so that nothing shares the device with a timing.
+"""Executes units in worker processes on this machine, one at a time on each GPU, so that nothing shares the device with
+a timing.
 
 One cell that took the whole sweep down with it lost a night. Whatever a worker does, each of its units ends in one
 record: measured, or crashed or hung with its phase, its stack and its last output.
@@ -6,8 +7,10 @@ record: measured, or crashed or hung with its phase, its stack and its last outp
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Protocol
 
@@ -15,10 +18,12 @@ import msgspec
 
 from harness.comparison.sides import Side
 from harness.errors import HarnessFault
+from harness.execution.locks import held
 from harness.execution.process import WorkerProcess, how_it_ended
+from harness.execution.slots import Slot
 from harness.execution.watchdog import PhaseTimer, dump_stacks, read_stacks
 from harness.job import BAD_JOB, Entered, Event, Finished, Measured, Started
-from harness.plan import Unit, batches
+from harness.plan import Unit, batches, in_seeded_order
 from harness.profile import Profile
 from harness.records import Fate, LaneRecord, Phase
 from harness.soundness import plain
@@ -46,46 +51,90 @@ class LocalExecutor:
         keep: Callable[[LaneRecord], None],
         listener: Listener,
         side: Side | None = None,
+        slots: Sequence[Slot] = (),
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
+        """`slots` are where workers run, one at a time in each; without them, in one on `device`."""
         self.profile, self.device, self.logs, self.side = profile, device, logs, side
-        self._keep, self._listener = keep, listener
+        self.slots = list(slots) or [Slot(device, device)]
+        self._keep, self._listener, self._say = keep, listener, say
+        self._lock, self._stop = threading.RLock(), threading.Event()
         self.executed = 0
         self._workers = len(list(logs.glob("worker-*.log")))  # a resumed run goes on counting
 
     def run(self, units: Iterable[Unit]) -> None:
-        queue = deque(batches(units, self.profile.isolation))
-        while queue:
-            batch = queue.popleft()
-            before = self.executed
-            left = self._run_worker(batch)
-            if self.executed == before:
-                raise HarnessFault(
-                    f"a worker ended without an outcome for any of its units, the first was {batch[0].id}"
-                )
-            if left:
-                queue.appendleft(left)
+        groups = batches(units, self.profile.isolation)
+        queue = deque(in_seeded_order(groups, self.profile.numerics.seed))
+        if len(self.slots) == 1:
+            self._serve(self.slots[0], queue)
+        else:
+            self._serve_all(queue)
 
-    def _run_worker(self, units: list[Unit]) -> list[Unit]:
+    def _serve_all(self, queue: deque[list[Unit]]) -> None:
+        """A thread for each slot. The first thing that ends one of them badly, or a Ctrl-C, ends them all."""
+        with ThreadPoolExecutor(len(self.slots), "slot") as threads:
+            served = [threads.submit(self._serve, slot, queue) for slot in self.slots]
+            try:
+                for done in as_completed(served):
+                    done.result()
+            except BaseException:
+                self._stop.set()
+                raise
+
+    def _serve(self, slot: Slot, queue: deque[list[Unit]]) -> None:
+        """Run what is queued on one slot, as long as something is and nothing went wrong elsewhere."""
+        with held(slot, lambda: bool(queue) and not self._stop.is_set(), self._say) as mine:
+            while mine and not self._stop.is_set():
+                try:
+                    batch = queue.popleft()
+                except IndexError:
+                    return
+                left = self._run_worker(batch, slot)
+                if len(left) == len(batch) and not self._stop.is_set():
+                    raise HarnessFault(
+                        f"a worker ended without an outcome for any of its units, the first was {batch[0].id}"
+                    )
+                if left:
+                    queue.appendleft(left)
+
+    def _run_worker(self, units: list[Unit], slot: Slot) -> list[Unit]:
         """Run one worker to its end; returns the units that it did not come to."""
-        self._workers += 1
+        with self._lock:
+            self._workers += 1
+            number = self._workers
         self.logs.mkdir(parents=True, exist_ok=True)
-        worker = WorkerProcess(units, self.profile, self.device, self.logs, self._workers, self.side)
-        watch = _Watch(worker, units, self.profile, self._listener)
+        worker = WorkerProcess(units, self.profile, self.device, self.logs, number, self.side, slot)
+        watch = _Watch(worker, units, self.profile, self._report, self._stop.is_set)
         try:
             for record in watch.records():
-                self._keep(record)
-                self.executed += 1
-                self._listener.recorded(record)
+                self._record(msgspec.structs.replace(record, slot=slot.name, numa_node=slot.node))
         finally:
             worker.close()
         return [unit for unit in units if unit.id not in watch.done]
+
+    def _record(self, record: LaneRecord) -> None:
+        with self._lock:  # one file, one line at a time
+            self._keep(record)
+            self.executed += 1
+            self._listener.recorded(record)
+
+    def _report(self, unit: str, phase: Phase) -> None:
+        with self._lock:
+            self._listener.phase(unit, phase)
 
 
 class _Watch:
     """Follows one worker: turns its events into records, and its silence, its hang or its death into records too."""
 
-    def __init__(self, worker: WorkerProcess, units: list[Unit], profile: Profile, listener: Listener) -> None:
-        self.worker, self.listener = worker, listener
+    def __init__(
+        self,
+        worker: WorkerProcess,
+        units: list[Unit],
+        profile: Profile,
+        report: Callable[[str, Phase], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.worker, self._report, self._stopped = worker, report, stopped
         self.units = {unit.id: unit for unit in units}
         self.done: set[str] = set()
         self.timer = PhaseTimer(profile.time_limits)
@@ -98,6 +147,8 @@ class _Watch:
         worker = self.worker
         while not worker.ended():
             yield from self._take(worker.poll(POLL_S))
+            if self._stopped():
+                return
             if self.timer.overdue and not worker.ended():
                 yield self._hung()
                 return
@@ -117,7 +168,7 @@ class _Watch:
                     self.timer.restart()
                 case Entered(unit, phase):
                     self.timer.enter(phase)
-                    self.listener.phase(unit, phase)
+                    self._report(unit, phase)
                 case Measured(record):
                     self._measured = record
                 case Finished(record):
@@ -143,7 +194,7 @@ class _Watch:
         return msgspec.structs.replace(record, output_tail=self.worker.output.tail())
 
     def _certain(self, record: LaneRecord) -> LaneRecord:
-        self.done.add(unit_id(record.cell, record.lane))
+        self.done.add(unit_id(record.cell, record.lane, record.launch))
         return record
 
     def _died(self) -> LaneRecord:
@@ -179,6 +230,7 @@ class _Watch:
             cell=unit.cell.id,
             axes=plain(unit.cell.as_dict()),
             lane=unit.lane,
+            launch=unit.launch,
             dtype=unit.dtype,
             fate=fate,
             phase=self.timer.phase,

@@ -17,6 +17,7 @@ import psutil
 import harness
 from harness.comparison.sides import Side
 from harness.execution.output import WorkerOutput
+from harness.execution.slots import Slot, bind
 from harness.execution.watchdog import kill_tree
 from harness.job import EVENTS, Event, Job, UnitSpec
 from harness.plan import Unit
@@ -36,14 +37,18 @@ class WorkerProcess:
         folder: Path,
         number: int,
         side: Side | None = None,
+        slot: Slot | None = None,
     ) -> None:
-        """`side` names the interpreter and where the engine comes from; without it both are this process's own."""
+        """`side` names the interpreter and where the engine comes from; without it both are this process's own. `slot`
+        is the GPU that the worker is let see, and the CPUs beside it.
+        """
+        slot = slot or Slot(device, device)
         self.stack_file = folder / f"worker-{number:03d}.stack"
         self._events, events_write = os.pipe()
         output, output_write = os.pipe()
         job = Job(
             profile=profile,
-            device=device,
+            device=slot.device,
             units=[UnitSpec.of(unit) for unit in units],
             events_fd=events_write,
             stack_file=str(self.stack_file),
@@ -57,12 +62,14 @@ class WorkerProcess:
                 stdout=output_write,
                 stderr=output_write,
                 pass_fds=(events_write,),
-                env=side.environment(_CHECKOUT) if side else _environment(),
+                env={**(side.environment(_CHECKOUT) if side else _environment()), **dict(slot.variables)},
                 start_new_session=True,  # a Ctrl-C is the executor's to handle, and the group can be ended as one
             )
         finally:
             os.close(events_write)
             os.close(output_write)
+        if slot.cpus:
+            bind(self.pid, slot.cpus)  # before it is told what to do, so that its memory comes from there too
         for fd in (self._events, output):
             os.set_blocking(fd, False)
         self.output = WorkerOutput(output, folder / f"worker-{number:03d}.log")

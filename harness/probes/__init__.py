@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from harness.debug_replay import SKIPPED_PROBES, gates_left_out, is_debug_replay
+from harness.probes.anatomy import AnatomyProbe
 from harness.probes.audit import AuditProbe
 from harness.probes.base import Probe, ProbeContext, ProbeResult
+from harness.probes.calibration import CalibrationProbe
 from harness.probes.counters import CountersProbe
 from harness.probes.dispatch import ClaimProbe, PlanProbe
 from harness.probes.latency import LatencyProbe
 from harness.probes.memory import MemoryProbe
 from harness.probes.numerics import NumericsProbe
+from harness.probes.staircase import StaircaseProbe
 from harness.probes.trace import StepTrace
 from harness.records import Phase
 
@@ -31,10 +34,12 @@ def measure(context: ProbeContext) -> ProbeResult:
         CountersProbe(trace),
         MemoryProbe(),
     ]
-    if context.lane == "serving":
-        # The float32 lane judges arithmetic; its times and its ledger are nobody's serving ones.
-        probes.append(LatencyProbe())
-        probes.append(AuditProbe())  # last: on a GPU it profiles, and what is timed comes first
+    if context.lane == "serving" and context.launch == 0:
+        # The float32 lane judges arithmetic; its times and its ledger are nobody's serving ones. A later launch asks
+        # again for what differs from process to process on broken hardware, the answers.
+        latency = LatencyProbe()
+        probes += [CalibrationProbe(latency), latency, StaircaseProbe(latency)]
+        probes += [AuditProbe(), AnatomyProbe()]  # last: on a GPU it profiles, and what is timed comes first
     result = ProbeResult()
     debug = is_debug_replay(context.capture)
     for probe in probes:

@@ -25,6 +25,7 @@ class ProbeContext:
     device: str  # "cpu" or "cuda"
     capture: dict[str, Any]  # what `session.capture()` claimed
     enter: Callable[[Phase], None] = lambda phase: None
+    launch: int = 0  # a later one asks again whether replay is right, and times nothing
     answers: Answers | None = None  # of earlier cells of this process; None: every step is run
 
 

@@ -16,11 +16,13 @@ import torch
 from harness.engines.base import Arm, EngineSession, StepBatch
 from harness.probes.base import ProbeContext, ProbeResult
 from harness.probes.buckets import mode_of, phase_of
-from harness.probes.gates import judged
+from harness.probes.gates import judged, not_applicable, report
 from harness.probes.numerics import open_stream
 from harness.probes.numerics.effort import Effort
-from harness.records import Latency, Phase
+from harness.records import GateResult, Latency, Phase
 from harness.stats import quartiles
+from harness.timing.calibration import Calibration, idle_to_idle_us
+from harness.timing.conditions import Conditions, Watch, timed_blocks, watch_for
 
 #: Seconds that one bucket may take. A long prefill gets fewer samples than the profile asks for, and the gate says so.
 BUCKET_BUDGET_S = 6.0
@@ -35,23 +37,32 @@ class Timed:
 
 
 class LatencyProbe:
-    """`clock` returns nanoseconds; tests bring their own."""
+    """`clock` returns nanoseconds; tests bring their own. `calibration` is what was found of it: what it reads of
+    nothing is subtracted from every sample, and a clock that failed times nothing.
+    """
 
     name = "latency"
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
+        self.calibration: Calibration | None = None
+        self.watch: Watch | None = None
 
     def run(self, context: ProbeContext) -> ProbeResult:
         context.enter(Phase.TIMING)
+        if self.calibration is not None and not self.calibration.ok:
+            reason = f"refused: {self.calibration.name} failed its calibration"
+            return ProbeResult(gates=[not_applicable("latency", reason)])
+        self.watch = self.watch or watch_for(context.device)
         result = ProbeResult()
         with torch.inference_mode():
             for bucket, batch in full_batches(context):
-                timed = self._bucket(context, bucket, batch)
+                timed, seen = self._bucket(context, bucket, batch)
                 result.merge(_summary(context, bucket, batch, timed))
+                result.gates.append(conditions_gate(f"latency.conditions.{bucket}", bucket, seen))
         return result
 
-    def _bucket(self, context: ProbeContext, bucket: int, batch: StepBatch) -> list[Timed]:
+    def _bucket(self, context: ProbeContext, bucket: int, batch: StepBatch) -> tuple[list[Timed], Conditions]:
         session, timing, arms = context.session, context.profile.timing, arms_of(context)
         estimates = [
             self._sample(session, batch, arm, bucket) for _ in range(max(1, timing.warmup_steps)) for arm in arms
@@ -60,19 +71,22 @@ class LatencyProbe:
         round_s = sum(estimates[-len(arms) :]) / 1e6
         affordable = int(BUCKET_BUDGET_S / round_s) if round_s > 0 else timing.samples
         count = min(timing.samples, max(FEWEST_SAMPLES, affordable))
+        orders = abba(arms, count, context.profile.numerics.seed + bucket)
+        blocks = [[arm for order in orders[i : i + 2] for arm in order] for i in range(0, count, 2)]
+        assert self.watch is not None
+        taken, seen = timed_blocks(
+            blocks, lambda block: [(arm, self._sample(session, batch, arm, bucket)) for arm in block], self.watch
+        )
         samples: dict[Arm, list[float]] = {arm: [] for arm in arms}
-        for order in abba(arms, count, context.profile.numerics.seed + bucket):
-            for arm in order:
-                samples[arm].append(self._sample(session, batch, arm, bucket))
-        return [Timed(arm, bucket, samples[arm]) for arm in arms]
+        for arm, us in (sample for block in taken for sample in block):
+            samples[arm].append(us)
+        return [Timed(arm, bucket, samples[arm]) for arm in arms], seen
 
     def _sample(self, session: EngineSession, batch: StepBatch, arm: Arm, bucket: int) -> float:
-        """Microseconds of one step from idle to idle."""
-        session.synchronize()
-        begun = self.clock()
-        session.step(batch, arm, rows=None if arm is Arm.R else bucket)
-        session.synchronize()
-        return (self.clock() - begun) / 1e3
+        """Microseconds of one step from idle to idle, less what the timer reads of nothing."""
+        rows = None if arm is Arm.R else bucket
+        read = idle_to_idle_us(lambda: session.step(batch, arm, rows=rows), session.synchronize, self.clock)
+        return read - (self.calibration.offset_us if self.calibration else 0.0)
 
 
 def arms_of(context: ProbeContext) -> tuple[Arm, ...]:
@@ -93,6 +107,10 @@ def full_batches(context: ProbeContext) -> list[tuple[int, StepBatch]]:
     stream, _ = open_stream(context, Effort.of(context), recorded=True)
     first = next(iter(stream.rounds()))
     return [(s.bucket, s.full) for s in first.sets]
+
+
+def conditions_gate(name: str, bucket: int, seen: Conditions) -> GateResult:
+    return report(name, f"while bucket {bucket} was timed: {seen}", evidence=seen.as_dict())
 
 
 def _summary(context: ProbeContext, bucket: int, batch: StepBatch, timed: list[Timed]) -> ProbeResult:

@@ -16,7 +16,7 @@ from harness.errors import INCOMPLETE, PASS
 from harness.records import Fate, GateResult, Status
 from harness.report.fates import Tone, exit_meaning, gate_family, gate_title
 from harness.report.view import CellView, Matrix, axes_of, cell_views, matrices
-from harness.store import RunData, unit_id
+from harness.store import RunData, recorded_units, unit_id
 from harness.verdicts import NO_BASELINE
 
 _FATE_ORDER = list(Fate)
@@ -155,7 +155,7 @@ class Summary:
 
 
 def _accounting(run: RunData) -> Accounting:
-    units = {unit_id(lane.cell, lane.lane) for lane in run.lanes}
+    units = recorded_units(run)
     verdict = run.verdict
     if verdict is None:
         return Accounting(len(run.header.units), len(units), len(units), len(units), len(units))
@@ -195,7 +195,7 @@ def _run_doubts(summary: Summary) -> Iterable[str]:
     undeclared = [cell.id for cell in summary.cells if cell.id not in set(run.header.cells)]
     if undeclared:
         yield f"recorded but never declared: {', '.join(undeclared)}"
-    twice = [unit for unit, n in Counter(unit_id(x.cell, x.lane) for x in run.lanes).items() if n > 1]
+    twice = [unit for unit, n in Counter(unit_id(x.cell, x.lane, x.launch) for x in run.lanes).items() if n > 1]
     if twice:
         yield f"recorded more than once: {', '.join(twice)}"
     if verdict is None:

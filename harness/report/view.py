@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from harness.cells import DEFAULTS
 from harness.records import CellVerdict, Fate, GateResult, LaneRecord, Latency, Status
 from harness.report.fates import Tone, fate_tone, gate_family, status_tone
 from harness.report.figures import is_number
-from harness.store import RunData, unit_id
+from harness.store import RunData, cell_of, unit_id
 
 _FATE_ORDER = list(Fate)
 _AXIS = re.compile(rf"(?:^|,)({'|'.join(DEFAULTS)})=")
@@ -60,7 +62,9 @@ class GateView:
 
 @dataclass(frozen=True)
 class CellView:
-    """One declared cell. `lanes` are its records in file order, `missing` the lanes that were planned and left none."""
+    """One declared cell. `lanes` are its records in file order, without later launches that agree; `missing` are the
+    lanes that were planned and left none.
+    """
 
     id: str
     axes: Mapping[str, str]
@@ -164,11 +168,22 @@ def cell_views(run: RunData) -> list[CellView]:
 
 
 def _cell_view(run: RunData, number: int, cell: str, lanes: list[LaneRecord], verdict: CellVerdict | None) -> CellView:
-    recorded = {unit_id(cell, lane.lane) for lane in lanes}
-    planned = [unit for unit in run.header.units if unit.rpartition("#")[0] == cell]
+    recorded = {unit_id(cell, lane.lane, lane.launch) for lane in lanes}
+    planned = [unit for unit in run.header.units if cell_of(unit) == cell]
     missing = tuple(unit.rpartition("#")[2] for unit in planned if unit not in recorded)
     fate, reason = (verdict.fate, verdict.reason) if verdict else _fate_so_far(run, cell, lanes, missing)
-    return CellView(cell, axes_of(cell), fate, reason, tuple(lanes), missing, number)
+    return CellView(cell, axes_of(cell), fate, reason, tuple(_shown(lanes)), missing, number)
+
+
+def _shown(lanes: Iterable[LaneRecord]) -> Iterable[LaneRecord]:
+    """The first launch of every lane, and of the later ones those that went wrong, under a name of their own: sixty
+    launches that agree are one sentence in the cell's reason.
+    """
+    for lane in lanes:
+        if lane.launch == 0:
+            yield lane
+        elif lane.fate is not Fate.MEASURED or any(gate.status is Status.FAIL for gate in lane.gates):
+            yield msgspec.structs.replace(lane, lane=f"{lane.lane}, launch {lane.launch}")
 
 
 def _fate_so_far(run: RunData, cell: str, lanes: list[LaneRecord], missing: tuple[str, ...]) -> tuple[Fate, str]:

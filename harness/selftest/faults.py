@@ -84,6 +84,23 @@ def flipped_bit(step: Step, chooser: random.Random) -> Step:
     return flips
 
 
+def recompile(step: Step, chooser: random.Random) -> Step:
+    """One replayed step compiles something anew, behind the engine's back: a shape that a guard did not know."""
+    compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
+    compiled(torch.zeros(1))
+    left = [chooser.randrange(1, 8)]
+
+    def compiles(batch: StepBatch, arm: Arm, **more: Any) -> StepResult:
+        result = step(batch, arm, **more)
+        if arm is Arm.R:
+            left[0] -= 1
+            if left[0] == 0:
+                compiled(torch.zeros(chooser.randrange(2, 1000)))
+        return result
+
+    return compiles
+
+
 def stale_buffer(step: Step, chooser: random.Random) -> Step:
     """A replayed step returns what the last one of its shape left in the output."""
     last: dict[tuple[int, ...], torch.Tensor] = {}
@@ -104,6 +121,7 @@ FAULTS: dict[str, Callable[[Step, random.Random], Step]] = {
     "slower step": slower_step,
     "extra copy": extra_copy,
     "dropped graph": dropped_graph,
+    "recompile": recompile,
     "flipped bit": flipped_bit,
     "stale buffer": stale_buffer,
 }

@@ -20,6 +20,7 @@ class _Line(msgspec.Struct):
 class _Kept(msgspec.Struct):
     finished: str
     lines: list[_Line]
+    complete: bool = True
 
 
 def latest_file(results: Path, series: str) -> Path:
@@ -41,4 +42,5 @@ def latest_sentence(results: Path, series: str) -> str:
     bad += [line.name for line in kept.lines if line.wanted == "all" and line.hits < line.trials]
     alarms = f"{same.hits} of {same.trials} false alarms (below {100 * same.high:.1f} %)" if same else "no A/A verdicts"
     ending = f"; NOT clean: {', '.join(bad)}" if bad else ", every planted fault found"
-    return f"Self-test of {kept.finished[:10]}: {alarms}{ending}."
+    stopped = "" if kept.complete else " (stopped before its end)"
+    return f"Self-test of {kept.finished[:10]}{stopped}: {alarms}{ending}."

@@ -11,8 +11,8 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,17 @@ from harness.errors import HarnessFault
 from harness.job import UnitSpec
 from harness.plan import SERVING, Plan, Unit
 from harness.selftest.engine import FAULT_VARIABLE
+from harness.selftest.journal import Journal, Trials, Verdicts
 from harness.selftest.simulation import NOISES, World, simulate
 from harness.selftest.trials import Trial, TrialOrder
 from harness.stats import Rate, exact_rate
 
 SLOWER = "slower step"
-PROBED = ("extra copy", "dropped graph", "flipped bit", "stale buffer")
+PROBED = ("extra copy", "dropped graph", "recompile", "flipped bit", "stale buffer")
+SAME_LINE = "identical code: verdict FAIL"
+FAIL = Outcome.FAIL.value
+#: Trials of one fault that share a process, and a round.
+TRIALS_A_ROUND = 5
 #: A process of trials that takes longer than this many seconds a trial hangs.
 TRIAL_LIMIT_S = 180.0
 
@@ -83,66 +88,86 @@ class SelfTest:
     checkout: Path
     logs: Path
     say: Callable[[str], None]
+    journal: Journal
+    progressed: Callable[[Sequence[Line]], None] = lambda lines: None
+    _drawn: list[Line] = field(default_factory=list)
 
     def run(self) -> Iterable[Line]:
         """Lines as they become known. Raises `HarnessFault` where a trial gives no answer."""
-        yield from simulated(self.effort.matrices)
-        yield from self._probed()
-        yield from self._timed("same", self.effort.same_verdicts, fault="")
-        yield from self._timed(SLOWER, self.effort.slower_verdicts, fault=SLOWER)
+        self._drawn = list(simulated(self.effort.matrices))
+        yield from self._drawn
+        while self._round():
+            self.progressed(self.lines())
+        yield from self.lines()[len(self._drawn) :]
 
-    def _probed(self) -> Iterable[Line]:
+    def lines(self) -> list[Line]:
+        """Everything that was counted so far."""
+        counted = [*self._drawn]
         for fault in ("", *PROBED):
-            self.say(f"{self.effort.trials} trials of {fault or 'no fault'}")
-            trials = self._trials(fault)
-            hits = sum(bool(trial.failed) for trial in trials)
-            seen = Counter(gate for trial in trials for gate in trial.failed)
-            note = ", ".join(f"{gate} {count}" for gate, count in seen.most_common(3))
-            name = f"{fault}: found by a gate" if fault else "no fault: a gate fails"
-            yield Line(name, hits, len(trials), "all" if fault else "none", note)
+            if trials := self.journal.trials(fault):
+                counted.append(_probed_line(fault, trials))
+        if same := self.journal.outcomes(""):
+            counted.append(Line(SAME_LINE, same[FAIL], same.total(), "none", _spread(same)))
+        if slower := self.journal.outcomes(SLOWER):
+            missed = slower[Outcome.PASS.value] + slower[Outcome.FASTER.value]
+            counted.append(Line("a step 5 % slower: verdict PASS", missed, slower.total(), "none"))
+            counted.append(
+                Line("a step 5 % slower: verdict FAIL", slower[FAIL], slower.total(), "report", _spread(slower))
+            )
+        return counted
 
-    def _trials(self, fault: str) -> list[Trial]:
+    def _round(self) -> bool:
+        """A few of everything that is wanted still, so that a self-test that is stopped has some of each. False if
+        nothing was.
+        """
+        before = len(self.journal.pieces)
+        for fault in ("", *PROBED):
+            left = self.effort.trials - len(self.journal.trials(fault))
+            if left > 0:
+                self._probe(fault, min(left, TRIALS_A_ROUND))
+        for fault, wanted in (("", self.effort.same_verdicts), (SLOWER, self.effort.slower_verdicts)):
+            if self.journal.outcomes(fault).total() < wanted:
+                self._compare(fault)
+        return len(self.journal.pieces) > before
+
+    def _probe(self, fault: str, count: int) -> None:
+        self.say(f"{count} trials of {fault or 'no fault'}")
+        trials = self._trials(fault, count, len(self.journal.trials(fault)))
+        self.journal.add(Trials(fault, [trial.failed for trial in trials]))
+
+    def _trials(self, fault: str, count: int, done: int) -> list[Trial]:
         order = TrialOrder(
             profile=self.plan.profile,
             device=self.plan.device,
             unit=UnitSpec.of(self._graph_unit()),
             fault=fault,
-            trials=self.effort.trials,
-            seed=self.plan.profile.numerics.seed,
+            trials=count,
+            seed=self.plan.profile.numerics.seed + done,
         )
-        done = subprocess.run(
+        answered = subprocess.run(
             [sys.executable, "-P", "-m", "harness.selftest.trials"],
             input=msgspec.json.encode(order),
             capture_output=True,
             env=self._side("candidate").environment(self.checkout),
-            timeout=TRIAL_LIMIT_S * (self.effort.trials + 1),
+            timeout=TRIAL_LIMIT_S * (count + 1),
             check=False,
         )
-        trials = [msgspec.json.decode(line, type=Trial) for line in done.stdout.splitlines()]
-        if len(trials) != self.effort.trials or not all(trial.decided for trial in trials):
-            tail = done.stderr.decode(errors="replace")[-1500:]
-            raise HarnessFault(
-                f"{len(trials)} of {self.effort.trials} trials of {fault or 'no fault'} answered: {tail}"
-            )
+        trials = [msgspec.json.decode(line, type=Trial) for line in answered.stdout.splitlines()]
+        if len(trials) != count or not all(trial.decided for trial in trials):
+            tail = answered.stderr.decode(errors="replace")[-1500:]
+            raise HarnessFault(f"{len(trials)} of {count} trials of {fault or 'no fault'} answered: {tail}")
         return trials
 
-    def _timed(self, name: str, verdicts: int, fault: str) -> Iterable[Line]:
-        outcomes: Counter[Outcome] = Counter()
-        course_number = 0
-        while outcomes.total() < verdicts:
-            course_number += 1
-            course = self._course(fault, self.logs / name.replace(" ", "-") / str(course_number), course_number)
-            outcomes.update(judged.outcome for judged in course.run().values())
-            failure = next((cell.failure for cell in course.cells.values() if cell.failure), None)
-            if failure is not None:
-                raise HarnessFault(f"a side of the self-test failed: {failure}\n{failure.stack}")
-        total = outcomes.total()
-        spread = ", ".join(f"{count} {outcome.value}" for outcome, count in outcomes.items())
-        if not fault:
-            yield Line("identical code: verdict FAIL", outcomes[Outcome.FAIL], total, "none", spread)
-            return
-        yield Line("a step 5 % slower: verdict PASS", outcomes[Outcome.PASS] + outcomes[Outcome.FASTER], total, "none")
-        yield Line("a step 5 % slower: verdict FAIL", outcomes[Outcome.FAIL], total, "report", spread)
+    def _compare(self, fault: str) -> None:
+        """One whole comparison from fresh pairs, each of its items a verdict."""
+        number = self.journal.courses(fault) + 1
+        self.say(f"comparison {number} of {fault or 'identical code'}")
+        course = self._course(fault, self.logs / (fault or "same").replace(" ", "-") / str(number), number)
+        outcomes = Counter(judged.outcome.value for judged in course.run().values())
+        failure = next((cell.failure for cell in course.cells.values() if cell.failure), None)
+        if failure is not None:
+            raise HarnessFault(f"a side of the self-test failed: {failure}\n{failure.stack}")
+        self.journal.add(Verdicts(fault, dict(outcomes)))
 
     def _course(self, fault: str, logs: Path, number: int) -> Course:
         looks, budget = rules_of(self.plan.profile, self.plan.device)
@@ -170,6 +195,17 @@ class SelfTest:
 
     def _graph_unit(self) -> Unit:
         return next(unit for unit in self.plan.units if unit.lane == SERVING and unit.cell["mode"] != "NONE")
+
+
+def _probed_line(fault: str, trials: Sequence[Sequence[str]]) -> Line:
+    seen = Counter(gate for gates in trials for gate in gates)
+    note = ", ".join(f"{gate} {count}" for gate, count in seen.most_common(3))
+    name = f"{fault}: found by a gate" if fault else "no fault: a gate fails"
+    return Line(name, sum(map(bool, trials)), len(trials), "all" if fault else "none", note)
+
+
+def _spread(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
 
 
 def simulated(matrices: int) -> Iterable[Line]:

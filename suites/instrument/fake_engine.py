@@ -56,7 +56,7 @@ def behaviour_of(cell: Cell) -> str:
 
 class FakeSession:
     def __init__(self, behaviour: str, unit: str) -> None:
-        self.behaviour = behaviour
+        self.behaviour, self.unit = behaviour, unit
         if journal := os.environ.get("FAKE_JOURNAL"):
             with Path(journal).open("a") as file:
                 print(unit, file=file)
@@ -70,6 +70,9 @@ class FakeSession:
         return {"buckets": {"decode": [1, 2]}, "segments": {2: 3}, "capture_s": float("nan")}
 
     def gates(self) -> list[tuple[str, str, float | None]]:
+        if self.behaviour == "wrong in every third launch":
+            opened = Path(os.environ["FAKE_JOURNAL"]).read_text().splitlines().count(self.unit)
+            return [("G1", "fail", 0.5)] if opened % 3 == 0 else [GOOD]
         return _GATES.get(self.behaviour, [GOOD, ("closed.copies", "pass", 1.0)])
 
     def artefacts(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from harness.comparison.sides import AS_IT_STANDS, make_side, same_code, what_ch
 from harness.errors import UsageError
 from harness.records import Fate
 from harness.store import RunData, list_runs, load_run
-from suites.instrument.spine import CHECKOUT, HERE, fake_environment, harness, write_profile
+from suites.instrument.spine import CHECKOUT, HERE, fake_environment, harness, start, write_profile
 
 REVISIONS = {
     "base": 'STEP_US, ARTEFACT, FAULT = 400.0, "a", ""\n',
@@ -58,16 +59,43 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compare(repository: Path, folder: Path, *arguments: str, command: str = "compare") -> tuple[int, str, RunData]:
     """One command over one cell with buckets 1 and 2: exit code, output, and the run that it left."""
+    options, env = paced(repository, folder)
+    code, out, err = harness(command, *arguments, *options, cwd=folder, env=env, timeout_s=850)
+    runs = list_runs(folder / "results" / "runs")
+    assert runs, err
+    return code, f"{' '.join(out.split())}\n{err}", load_run(runs[0])
+
+
+def paced(repository: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Options and environment of a command on the paced engine."""
     profile = write_profile(folder, engine='["paced"]', level="[0]", mode='["FULL"]')
     settings = "\n[timing]\nwarmup_steps = 1\n[comparison]\npairs = [5, 6]\nquads = 2\nblock_steps = 7\n"
     profile.write_text(profile.read_text() + settings)
     env = fake_environment(checkout=repository) | {"HARNESS_ENGINES": "paced=paced_engine:PacedEngine"}
     env["PYTHONPATH"] = os.pathsep.join([str(repository), str(HERE)])
     options = ["--profile", str(profile), "--device", "cpu", "--results", str(folder / "results")]
-    code, out, err = harness(command, *arguments, *options, cwd=folder, env=env, timeout_s=850)
-    runs = list_runs(folder / "results" / "runs")
-    assert runs, err
-    return code, f"{' '.join(out.split())}\n{err}", load_run(runs[0])
+    return options, env
+
+
+@pytest.mark.timeout(400)
+def test_a_comparison_that_is_killed_is_resumed_by_the_same_command(repository: Path, tmp_path: Path) -> None:
+    sides = ("--baseline", "base", "--candidate", "head")
+    options, env = paced(repository, tmp_path)
+    process = start("compare", *sides, *options, cwd=tmp_path, env=env)
+    while not (runs := list_runs(tmp_path / "results" / "runs")) or len(load_run(runs[0]).pairs) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    before = load_run(runs[0])
+    assert before.verdict is None
+    code, out, run = compare(repository, tmp_path, *sides)
+    assert "resuming" in out, out
+    assert run.header.run == before.header.run
+    assert run.pairs[: len(before.pairs)] == before.pairs
+    assert run.verdict is not None
+    assert code in (0, 3), out
+    assert len(run.lanes) == 1
 
 
 def fate(run: RunData) -> Fate:

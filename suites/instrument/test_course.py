@@ -67,6 +67,9 @@ class PlannedPair:
             blocks_us=[[1.0], [2.0], [2.0], [1.0]],
             log_ratio=ratio,
             started="",
+            phase="decode",
+            artefacts={"A": {"graph": "1"}, "B": self.artefacts},
+            versions=self.versions,
         )
 
     def close_cell(self) -> None:
@@ -163,6 +166,41 @@ def test_a_revision_without_an_engine_starts_no_process(tmp_path: Path) -> None:
     assert course.run() == {}
     assert planned.opened == []
     assert {cell.failure.fate for cell in course.cells.values() if cell.failure} == {Fate.UNSUPPORTED}
+
+
+@pytest.mark.parametrize("kill_at", [1, 4, 7, 15, 21, 23])
+def test_a_comparison_that_was_killed_goes_on_and_measures_nothing_twice(tmp_path: Path, kill_at: int) -> None:
+    """Ten pairs of two buckets decide it, and five more confirm the slow one: 20 records and 5."""
+    kept: list[PairRecord] = []
+
+    def keep(record: PairRecord) -> None:
+        kept.append(record)
+        if len(kept) == kill_at:
+            raise KeyboardInterrupt
+
+    course, _ = course_of(tmp_path, one_is_slow)
+    course.keep = keep
+    with pytest.raises(KeyboardInterrupt):
+        course.run()
+    again, planned = course_of(tmp_path, one_is_slow, kept=kept)
+    again.restore(kept)
+    final = again.run()
+    assert {item for item, judged in final.items() if judged.outcome is Outcome.FAIL} == {f"{UNITS[1].cell.id}@2"}
+    measured = [(record.item, record.number, record.again) for record in kept]
+    assert len(measured) == len(set(measured))
+    assert 25 <= len(kept) <= 28  # a pair that was cut short is made up for by one more
+    assert all(cell.opened for cell in again.cells.values())
+    assert planned.opened
+
+
+def test_a_comparison_that_was_killed_before_its_verdict_needs_no_further_pair(tmp_path: Path) -> None:
+    kept: list[PairRecord] = []
+    final = course_of(tmp_path, one_is_slow, kept=kept)[0].run()
+    again, planned = course_of(tmp_path, one_is_slow)
+    again.restore(kept)
+    assert again.run() == final
+    assert planned.opened == []
+    assert again.versions == planned.versions
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_worker_that_leaves_no_outcome_is_a_fault_of_the_harness(
     profile = fake_profile(tmp_path)
     plan = make_plan(profile, "cpu", find_engine)
     executor = LocalExecutor(profile, "cpu", tmp_path, lambda record: None, Seen())
-    monkeypatch.setattr(executor, "_run_worker", lambda units: units)
+    monkeypatch.setattr(executor, "_run_worker", lambda units, slot: units)
     with pytest.raises(HarnessFault, match="without an outcome for any of its units"):
         executor.run(plan.units)
 

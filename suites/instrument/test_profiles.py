@@ -39,7 +39,7 @@ def test_a_night_sweeps_every_level_and_graph_in_a_process_for_each_cell() -> No
 
 
 def test_an_unknown_profile_lists_those_that_exist() -> None:
-    with pytest.raises(UsageError, match=r"unknown profile 'quik'; choose from .*quick, tiny"):
+    with pytest.raises(UsageError, match=r"unknown profile 'quik'; choose from .*quick, real, release, tiny"):
         load_profile("quik")
     assert {"quick", "tiny"} <= set(available())
 

@@ -22,6 +22,7 @@ from harness.plan import SERVING, Unit
 from harness.plugins import find_engine
 from harness.profiles import load_profile
 from harness.selftest.faults import FAULTS, SLOWER_BY, put_into, slower_step
+from harness.selftest.journal import Journal
 from harness.selftest.latest import latest_file, latest_sentence
 from harness.selftest.suite import PROBED, SLOWER, Effort, Line, SelfTest, as_record, simulated
 from harness.selftest.trials import Trial, TrialOrder, run_trial
@@ -31,6 +32,7 @@ BATCH = StepBatch(Phase.DECODE, ((1,),), (4,), ((0,),))
 FOUND_BY = {
     "extra copy": {"audit.copies", "audit.output"},
     "dropped graph": {"audit.launches"},
+    "recompile": {"G1.artefact"},
     "flipped bit": {"G1", "G1.first", "G2"},
     "stale buffer": {"G1", "G1.first"},
 }
@@ -125,24 +127,58 @@ class Outcomes(SelfTest):
         judged = {str(i): Judgement(outcome, None, "") for i, outcome in enumerate(next(self.ends))}
         return SimpleNamespace(run=lambda: judged, cells={})
 
+    def _trials(self, fault: str, count: int, done: int) -> list[Trial]:
+        return [Trial(done + i, ["G1"] if fault else [], 9) for i in range(count)]
 
-def timed(ends: list[list[Outcome]], verdicts: int, fault: str = "") -> list[Line]:
+
+def outcomes(path: Path, ends: list[list[Outcome]], effort: Effort, key: str = "k") -> Outcomes:
     plan: Any = SimpleNamespace()
-    test = Outcomes(plan, Effort(verdicts, verdicts, 1, 1), Path(), Path(), lambda text: None)
+    test = Outcomes(plan, effort, Path(), Path(), lambda text: None, Journal(path / "journal.jsonl", key, "2026"))
     test.ends = iter(ends)
-    return list(test._timed("x", verdicts, fault))
+    return test
 
 
-def test_comparisons_go_on_until_there_are_as_many_verdicts_as_wanted() -> None:
-    (line,) = timed([[Outcome.PASS] * 4, [Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.FAIL]], 6)
+def timed(path: Path, ends: list[list[Outcome]], *, same: int = 0, slower: int = 0) -> list[Line]:
+    return [
+        line for line in outcomes(path, ends, Effort(same, slower, 0, 4)).run() if not line.name.startswith("drawn")
+    ]
+
+
+def test_comparisons_go_on_until_there_are_as_many_verdicts_as_wanted(tmp_path: Path) -> None:
+    (line,) = timed(tmp_path, [[Outcome.PASS] * 4, [Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.FAIL]], same=6)
     assert (line.hits, line.trials, line.ok) == (1, 7, False)
     assert "1 inconclusive" in line.note
 
 
-def test_a_slower_step_that_is_passed_or_called_faster_is_a_miss_and_an_undecided_one_is_not() -> None:
-    missed, found = timed([[Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.PASS, Outcome.FASTER]], 4, SLOWER)
+def test_a_slower_step_that_is_passed_or_called_faster_is_a_miss_and_an_undecided_one_is_not(tmp_path: Path) -> None:
+    ends = [[Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.PASS, Outcome.FASTER]]
+    missed, found = timed(tmp_path, ends, slower=4)
     assert (missed.hits, missed.ok) == (2, False)
     assert (found.hits, found.wanted) == (1, "report")
+
+
+def test_a_self_test_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    effort = Effort(4, 0, 7, 4)
+    first = outcomes(tmp_path, [[Outcome.PASS] * 2], effort)
+    with pytest.raises(RuntimeError):  # the second comparison never comes: that is the kill
+        list(first.run())
+    journal = tmp_path / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes() + b'{"type":"verdicts","fault":"","outc')  # cut short
+    again = outcomes(tmp_path, [[Outcome.PASS] * 2], effort)
+    lines = {line.name: line for line in again.run()}
+    assert lines["identical code: verdict FAIL"].trials == 4
+    assert lines["stale buffer: found by a gate"].trials == 7
+    assert [trials for trials in again.journal.pieces if trials.fault == "recompile"][1].failed == [["G1"]] * 2
+    assert outcomes(tmp_path, [], effort, key="other code").journal.pieces == []
+
+
+def test_a_round_counts_a_few_of_everything(tmp_path: Path) -> None:
+    test = outcomes(tmp_path, [[Outcome.PASS], [Outcome.FAIL]], Effort(300, 60, 60, 4))
+    seen: list[int] = []
+    test.progressed = lambda lines: seen.append(len(lines))
+    assert test._round()
+    assert {len(test.journal.trials(fault)) for fault in ("", *PROBED)} == {5}
+    assert test.journal.outcomes("").total() == test.journal.outcomes(SLOWER).total() == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from harness.engines.base import Phase
 from harness.probes.base import ProbeContext, ProbeResult
 from harness.probes.buckets import buckets_of, mode_of, phase_of
+from harness.probes.compiles import compilations
 from harness.probes.gates import judged, report
 from harness.probes.numerics.arms import Bench
 from harness.probes.numerics.drive import Driver, Judges
@@ -34,7 +35,9 @@ from harness.workloads import Corpus, DecodeStream, Limits, PrefillStream, Strea
 
 @dataclass(frozen=True)
 class Preconditions:
-    """What must stand still while bits are compared: artefact hashes, the thread count, the compile counts."""
+    """What must stand still while bits are compared: artefact hashes, the thread count, the compile counts, both the
+    engine's and torch's.
+    """
 
     artefacts: Mapping[str, str]
     threads: int
@@ -43,7 +46,7 @@ class Preconditions:
     @classmethod
     def now(cls, context: ProbeContext) -> Preconditions:
         counters = {name: float(value) for name, value in context.session.counters().items() if "compile" in name}
-        return cls(dict(context.session.artefacts()), torch.get_num_threads(), counters)
+        return cls(dict(context.session.artefacts()), torch.get_num_threads(), counters | compilations())
 
     def gate(self, later: Preconditions) -> GateResult:
         changed = []

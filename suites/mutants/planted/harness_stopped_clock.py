@@ -20,8 +20,8 @@ MUTANT = Mutant(
     variant="clock stands still",
     changes="the latency probe's clock always says zero",
     control_is="another clock that ticks.",
-    caught_by=("latency.decode.1", "fault.latency"),
-    says="Arm, phase, batch and bucket whose samples are no positive numbers.",
+    caught_by=("calibration.host_clock",),
+    says="What the timer reads of work of known length, and that nothing is timed with it.",
     plant=lambda: wrap(LatencyProbe, "__init__", stopped),
     control=lambda: wrap(LatencyProbe, "__init__", ticking),
 )
