@@ -133,7 +133,8 @@ class EngineSession(ABC):
 
         `capture_s`, `compile_s`, `buckets` {phase: [rows]}, `segments` and `regions` {bucket: n}, `nodes` {bucket: n},
         `pool_bytes`, `pool_bytes_largest` (after the largest bucket alone), and `compiles` (deltas of the compile
-        counters).
+        counters). From the graphs rather than the engine's books, where the adaptor can: `pools` {bucket: [names]} and
+        `pool_sizes` {name: bytes}.
         """
 
     @abstractmethod

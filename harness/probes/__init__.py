@@ -9,6 +9,7 @@ from harness.probes.dispatch import ClaimProbe, PlanProbe
 from harness.probes.latency import LatencyProbe
 from harness.probes.memory import MemoryProbe
 from harness.probes.numerics import NumericsProbe
+from harness.probes.retained import RetainedProbe
 from harness.probes.trace import StepTrace
 from harness.records import Phase
 
@@ -16,7 +17,8 @@ __all__ = ["ProbeContext", "ProbeResult", "measure"]
 
 
 def measure(context: ProbeContext) -> ProbeResult:
-    """Run every probe that the lane calls for: plan, numerics, claims, counters, memory, latency, audit, in this order.
+    """Run every probe that the lane calls for: plan, numerics, claims, counters, memory, latency, audit, what is
+    left behind, in this order.
 
     The session must have captured. What an engine raises passes through: the worker records it with the phase it
     happened in.
@@ -33,7 +35,7 @@ def measure(context: ProbeContext) -> ProbeResult:
     if context.lane == "serving":
         # The float32 lane judges arithmetic; its times and its ledger are nobody's serving ones.
         probes.append(LatencyProbe())
-        probes.append(AuditProbe())  # last: on a GPU it profiles, and what is timed comes first
+        probes += [AuditProbe(), RetainedProbe()]  # last: both profile, and what is timed comes first
     result = ProbeResult()
     for probe in probes:
         result.merge(probe.run(context))

@@ -6,7 +6,7 @@ next one reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -47,6 +47,7 @@ class Bench:
         self.session, self.trace = context.session, trace
         self.block_size = context.spec.block_size
         self.state = KvImage(self.session.kv())
+        self._last_slots: frozenset[int] = frozenset()
         self._churn = torch.Generator().manual_seed(context.profile.numerics.seed)
 
     def run(
@@ -71,6 +72,9 @@ class Bench:
         own = slots_of(cache, written) if written else []
         before.restore_slots(cache, written)
         stray = before.stray_write(cache)
+        if stray is not None:
+            stray = replace(stray, of_last_step=stray.slot in self._last_slots)
+        self._last_slots = frozenset(written or self._last_slots)
         if stray is not None or poison_unowned:
             self.state.restore(cache)
         return ArmRun(arm, hidden, logits, own, stray)
