@@ -347,17 +347,33 @@ def mutants(
     ] = None,
     folder: Annotated[Path, typer.Option(help="Folder with planted/ and mutants.toml.")] = Path("suites/mutants"),
     quick: Annotated[bool, typer.Option("--quick", help="The dozen that the test suite runs.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="The subset that is run on real graphs.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Mutants at a time.")] = 2,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier run of this code knows.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Put the record into results/records, and make the page.")
+    ] = False,
+    merge: Annotated[Path | None, typer.Option(help="Run nothing: keep this record of another machine.")] = None,
+    render: Annotated[bool, typer.Option("--render", help="Run nothing: make docs/mutants.md anew.")] = False,
     device: Device = None,
     results: Results = Path("results"),
 ) -> None:
     """Plant every known kind of fault, one at a time, and say which gate saw it and what it said."""
     with _one_ending():
-        from harness.mutants.command import choose, ground_of, run_and_print
+        from harness.mutants import command
 
-        chosen = choose(folder, only or [], quick)
         console = _console()
-        code = run_and_print(chosen, ground_of(folder, results, device), jobs, console, lambda t: _say(console, t))
+        say = lambda text: _say(console, text)  # noqa: E731
+        if merge or render:
+            made = command.keep(merge, results, folder) if merge else (command.render(folder, results),)
+            return say(f"wrote {' and '.join(map(str, made))}")
+        chosen = command.choose(folder, command.Choice(only or (), quick, gpu, device))
+        run = command.MutantsRun(chosen, command.ground_of(folder, results, device), jobs, say)
+        if not fresh:
+            run.resume()
+        code, file = command.run_and_print(run, console, _command())
+        if keep:
+            say(f"wrote {' and '.join(map(str, command.keep(file, results, folder)))}")
         if code:
             sys.exit(code)
 

@@ -141,8 +141,8 @@ class UnitRun:
     def _failed(self, fate: Fate, error: BaseException) -> LaneRecord:
         text = "".join(traceback.format_exception(error))
         kind = type(error).__name__
-        first_line = next(iter(str(error).splitlines()), "")
-        reason = f"{kind} in phase {self.clock.phase.value}: {first_line}" if first_line else kind
+        said = _in_one_line(error)
+        reason = f"{kind} in phase {self.clock.phase.value}: {said}" if said else kind
         return self._record(fate=fate, reason=reason, stack=text)
 
     def _record(self, *, fate: Fate, **fields: Any) -> LaneRecord:
@@ -184,6 +184,17 @@ class UnitRun:
                 **({"debug_replay": True} if profile.debug_replay else {}),
             },
         )
+
+
+#: Characters of an exception that a reason repeats; the whole of it stands in the record's stack.
+REASON_LENGTH = 600
+
+
+def _in_one_line(error: BaseException) -> str:
+    """What the exception says with its notes. Its first line often names neither the operator nor the argument."""
+    lines = [*str(error).splitlines(), *getattr(error, "__notes__", ())]
+    said = " ".join(line.strip() for line in lines if line.strip())
+    return said if len(said) <= REASON_LENGTH else f"{said[:REASON_LENGTH]} ..."
 
 
 _engines: dict[str, Engine] = {}

@@ -77,6 +77,9 @@ class CompilerManager:
         #: Ranges of the traced sizes before anything was compiled; see `piece_fingerprint`.
         self.symbol_ranges: dict[Any, Any] = {}
         self._obtained: dict[str, tuple[Compiled, Handle | None]] = {}
+        self._loaded_names: set[str] = set()
+        #: Indices of the pieces whose code another process compiled.
+        self.loaded: set[int] = set()
 
     def compute_hash(self, vllm_config: Any) -> str:
         return self.compiler.compute_hash(vllm_config)
@@ -130,6 +133,8 @@ class CompilerManager:
         started = time.perf_counter()
         request = self._request(graph, example_inputs, inductor_config, graph_index, runtime_shape)
         compiled, handle = self._obtain(request)
+        if request.name in self._loaded_names:
+            self.loaded.add(graph_index)
         self._remember(request, handle)
         self.compilation_config.compilation_time += time.perf_counter() - started
         if graph_index == num_graphs - 1:
@@ -173,6 +178,7 @@ class CompilerManager:
             logger.log(logging.DEBUG if miss.reason == "absent" else logging.WARNING, "cache miss, %s", miss)
             return None
         compilation_counter.num_cache_hits += 1
+        self._loaded_names.add(request.name)
         return compiled, handle
 
     def _find(self, request: _Request) -> Handle | None:

@@ -6,6 +6,7 @@ Dropping both gave wrong rows at batch 1, and checking both refused batch 1 to a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,9 +31,14 @@ def about_results(guards: Iterable[Any], graph: torch.fx.GraphModule) -> list[As
 
     Each comes with the place where it was made.
     """
-    found = [(guard.expr, str(guard.sloc)) for guard in guards]
+    found = [(guard.expr, _place(guard)) for guard in guards]
     kept = [(expr, site) for expr, site in found if not holds_from_two(expr) or _PYTHON_BRANCH in site]
     return kept + _squeezed(graph)
+
+
+def _place(guard: Any) -> str:
+    """The line that made the guard. torch cuts long paths in the middle of a name; the last two parts are whole."""
+    return re.sub(r"# \S*?([^/\s]+/[^/\s]+\.py:\d+)", r"# \1", str(guard.sloc))
 
 
 def _squeezed(graph: torch.fx.GraphModule) -> list[Assumption]:
@@ -64,7 +70,7 @@ def by_compiler(before: Sequence[Any]) -> list[Assumption]:
 
     The graph was fixed by then: what 0 or 1 rows compute was decided, and guarded, when Dynamo traced it.
     """
-    return [(guard.expr, str(guard.sloc)) for guard in size_guards()[len(before) :] if not holds_from_two(guard.expr)]
+    return [(guard.expr, _place(guard)) for guard in size_guards()[len(before) :] if not holds_from_two(guard.expr)]
 
 
 def holds_from_two(expr: sympy.Expr) -> bool:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, suppress
 import torch
 
 from atom_impl.device.base import CaptureError, unjoined
+from atom_impl.device.places import place_of
 
 
 class _Forked(threading.local):
@@ -36,9 +37,7 @@ class CudaSideStream:
     def fork(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
         if torch.cuda.is_current_stream_capturing():
-            frame = sys._getframe(1)
-            place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-            _forked.streams.setdefault(self, place)
+            _forked.streams.setdefault(self, place_of(sys._getframe(1)))
 
     def join(self) -> None:
         if torch.cuda.is_current_stream_capturing() and _forked.streams.pop(self, None) is None:

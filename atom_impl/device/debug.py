@@ -32,6 +32,7 @@ class DebugGraph:
     def __init__(self, kernels: GeneratedKernels, device_type: str) -> None:
         self._kernels = kernels
         self._device_type = device_type
+        self._pool: PoolHandle | None = None
         self._log: CallLog | None = None
 
     @property
@@ -43,6 +44,7 @@ class DebugGraph:
         if capturing.log is not None:
             raise CaptureError("capture_begin() while a debug graph is capturing on this thread; captures do not nest")
         self._kernels.update()
+        self._pool = pool
         self._log = capturing.log = CallLog(self._device_type)
 
     def capture_end(self) -> None:
@@ -57,6 +59,10 @@ class DebugGraph:
         if self._log is None or capturing.log is not None:
             raise RuntimeError("this debug graph cannot replay: it holds no finished capture, or one is open")
         self._log.run()
+
+    def pool(self) -> PoolHandle:
+        """The pool that the capture was given; the calls themselves allocate where they like."""
+        return self._pool
 
     def reset(self) -> None:
         if self._log is not None and capturing.log is self._log:

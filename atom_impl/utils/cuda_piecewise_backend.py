@@ -64,8 +64,18 @@ class PiecewiseBackend:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
-        outputs = self._runnable(args)(*args)
+        try:
+            outputs = self._runnable(args)(*args)
+        except Exception as error:
+            error.add_note(f"({self._description()})")
+            raise
         return outputs if self.returns_tuple else outputs[0]
+
+    def _description(self) -> str:
+        """Where the code comes from: loaded code that does not fit says that the cache took it for another's."""
+        index = self.piecewise_compile_index
+        origin = "loaded from the compile cache" if index in self._manager.loaded else "compiled in this process"
+        return f"in piece {index} of {self.total_piecewise_compiles}, whose code was {origin}"
 
     def _runnable(self, args: Sequence[Any]) -> Callable[..., Any]:
         if not self.first_run_finished:

@@ -15,9 +15,11 @@ import atom_impl
 from atom_impl.compilation.compiler_manager import CACHE_FILE
 from atom_impl.config import OP_BACKENDS, CompilationConfig, CompilationLevel, Config, CUDAGraphMode
 from atom_impl.device import is_debug, set_debug_replay
+from atom_impl.device.base import Device
 from atom_impl.device.software import SoftwareGraph
 from atom_impl.device.software.bodies import body_of
 from atom_impl.device.software.host import is_host
+from atom_impl.graphs.recording import Recording, Segment
 from atom_impl.model_engine.batch import ScheduledBatch
 from atom_impl.model_engine.capture import recordings_of
 from atom_impl.model_engine.model_runner import ModelRunner
@@ -185,6 +187,7 @@ class AtomSession(EngineSession):
             "bucket_s": report.bucket_seconds,
             "pool_bytes": report.pool_bytes,
             "pool_bytes_largest": report.pool_bytes_largest,
+            **_pools(self._runner.device, by_rows),
             "compiles": dict(self._build.compiles),
             "debug_replay": is_debug(self._runner.device),
         }
@@ -325,6 +328,19 @@ def _reference_runner(source: Config, weights: Mapping[str, torch.Tensor]) -> Mo
         pad_poison_row=source.pad_poison_row,
     )
     return ModelRunner(config, load_model(config, {name: tensor.double() for name, tensor in weights.items()}))
+
+
+def _pools(device: Device, recordings: Mapping[int, Recording]) -> dict[str, Any]:
+    """In which pools each bucket's graphs lie and how large those are, as the graphs say: the runner names one pool."""
+    names: dict[Any, str] = {}
+    homes: dict[int, list[str]] = {}
+    for rows, recording in recordings.items():
+        for graph in (step.graph for step in recording.steps if isinstance(step, Segment)):
+            handle: Any = graph.pool()
+            name = names.setdefault(handle, f"pool {len(names) + 1}")
+            if name not in homes.setdefault(rows, []):
+                homes[rows].append(name)
+    return {"pools": homes, "pool_sizes": {name: device.pool_bytes(handle) for handle, name in names.items()}}
 
 
 def _claim(record: StepRecord) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class Mutant:
     simulated: bool = False
     own_cache: bool = False  # planted and control each start from an empty compile cache
     quick: bool = False  # one of the dozen that `pytest suites/mutants` runs
+    gpu: bool = False  # one of the subset that is run on real graphs
+    cpu_only: str = ""  # why it cannot be planted, or not be seen, on a GPU
     survives: str = ""
 
     @property
@@ -63,6 +65,8 @@ class Mutant:
             raise ValueError(f"kind {self.kind!r} is not in the catalogue; choose from {', '.join(KINDS)}")
         if not self.caught_by and not self.survives:
             raise ValueError(f"{self.name}: caught_by is empty; name the gate that must see it, or say why none does")
+        if self.gpu and self.cpu_only:
+            raise ValueError(f"{self.name}: gpu and cpu_only ({self.cpu_only}) exclude each other; drop one")
 
 
 def load_mutant(path: Path) -> Mutant:

@@ -12,6 +12,7 @@ from harness.probes.dispatch import ClaimProbe, PlanProbe
 from harness.probes.latency import LatencyProbe
 from harness.probes.memory import MemoryProbe
 from harness.probes.numerics import NumericsProbe
+from harness.probes.retained import RetainedProbe
 from harness.probes.staircase import StaircaseProbe
 from harness.probes.trace import StepTrace
 from harness.records import Phase
@@ -20,7 +21,8 @@ __all__ = ["ProbeContext", "ProbeResult", "measure"]
 
 
 def measure(context: ProbeContext) -> ProbeResult:
-    """Run every probe that the lane calls for: plan, numerics, claims, counters, memory, latency, audit, in this order.
+    """Run every probe that the lane calls for: plan, numerics, claims, counters, memory, latency, audit, what is
+    left behind, in this order.
 
     The session must have captured. What an engine raises passes through: the worker records it with the phase it
     happened in.
@@ -39,7 +41,7 @@ def measure(context: ProbeContext) -> ProbeResult:
         # again for what differs from process to process on broken hardware, the answers.
         latency = LatencyProbe()
         probes += [CalibrationProbe(latency), latency, StaircaseProbe(latency)]
-        probes += [AuditProbe(), AnatomyProbe()]  # last: on a GPU it profiles, and what is timed comes first
+        probes += [AuditProbe(), AnatomyProbe(), RetainedProbe()]  # last: they profile, and what is timed comes first
     result = ProbeResult()
     debug = is_debug_replay(context.capture)
     for probe in probes:

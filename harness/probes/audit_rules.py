@@ -71,6 +71,8 @@ def staging(step: Audited) -> list[str]:
 
 def output(step: Audited) -> list[str]:
     text = _landed(step.replay, Place.OUTPUT, "copies into output buffers")
+    if text and step.replay.landed(Place.OUTPUT)[0] < _claimed(step.replay.claim, (Place.OUTPUT.value,))[0]:
+        text += ": the caller reads what lies in the pool, and the next replay takes it (LIFETIME)"
     return [text] if text else []
 
 

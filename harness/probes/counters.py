@@ -157,7 +157,10 @@ def _code_generation(claimed: Mapping[str, int], facts: ModelFacts) -> list[str]
         return ["the capture does not claim num_inductor_compiles and num_cache_hits"]
     wrong = []
     if compiled > distinct_pieces(facts):
-        wrong.append(f"Inductor ran {compiled} times for {distinct_pieces(facts)} distinct pieces")
+        wrong.append(
+            f"Inductor ran {compiled} times for {distinct_pieces(facts)} distinct pieces; likely CACHEKEY: the "
+            "key of a piece changes though its code does not"
+        )
     reused = claimed.get("num_piece_reuses", 0)
     if compiled + loaded + reused < facts.split_ops + 1:
         wrong.append(

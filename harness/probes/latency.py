@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +17,11 @@ from harness.engines.base import Arm, EngineSession, StepBatch
 from harness.probes.base import ProbeContext, ProbeResult
 from harness.probes.buckets import mode_of, phase_of
 from harness.probes.gates import judged, not_applicable, report
+from harness.probes.hot_line import hotter_line
 from harness.probes.numerics import open_stream
 from harness.probes.numerics.effort import Effort
-from harness.records import GateResult, Latency, Phase
+from harness.probes.step_cost import Case, Pair, Sample, gates, not_comparable, paired, waits_so_far
+from harness.records import GateResult, Latency, Phase, Status
 from harness.stats import quartiles
 from harness.timing.calibration import Calibration, idle_to_idle_us
 from harness.timing.conditions import Conditions, Watch, timed_blocks, watch_for
@@ -27,13 +29,19 @@ from harness.timing.conditions import Conditions, Watch, timed_blocks, watch_for
 #: Seconds that one bucket may take. A long prefill gets fewer samples than the profile asks for, and the gate says so.
 BUCKET_BUDGET_S = 6.0
 FEWEST_SAMPLES = 5
+#: A sign test over fewer can confirm nothing at `step_cost.ALPHA`.
+FEWEST_PAIRS = 16
 
 
 @dataclass(frozen=True)
 class Timed:
     arm: Arm
     bucket: int
-    samples_us: list[float]
+    samples: list[Sample]
+
+    @property
+    def samples_us(self) -> list[float]:
+        return [sample.us for sample in self.samples]
 
 
 class LatencyProbe:
@@ -55,12 +63,43 @@ class LatencyProbe:
             return ProbeResult(gates=[not_applicable("latency", reason)])
         self.watch = self.watch or watch_for(context.device)
         result = ProbeResult()
+        cases: list[Case] = []
         with torch.inference_mode():
             for bucket, batch in full_batches(context):
                 timed, seen = self._bucket(context, bucket, batch)
                 result.merge(_summary(context, bucket, batch, timed))
                 result.gates.append(conditions_gate(f"latency.conditions.{bucket}", bucket, seen))
+                cases += self._cases(context, bucket, batch, timed)
+            result.gates += self._step_cost(context, cases, result)
         return result
+
+    @staticmethod
+    def _step_cost(context: ProbeContext, cases: Sequence[Case], result: ProbeResult) -> list[GateResult]:
+        """Times that are no times say nothing of each other."""
+        if plain_arm(context) is None:
+            return not_comparable("arms C and R run the same code here, and C is not timed twice")
+        sound = all(case.pairs for case in cases) and not any(g.status is Status.FAIL for g in result.gates)
+        return gates(cases, context.device) if sound else []
+
+    def _cases(self, context: ProbeContext, bucket: int, batch: StepBatch, timed: Sequence[Timed]) -> Iterator[Case]:
+        plain = plain_arm(context)
+        if plain is None:
+            return
+
+        def step(arm: Arm) -> Sample:
+            return self._sample(context.session, batch, arm, bucket)
+
+        def again(count: int) -> list[Pair]:
+            """Fresh pairs in mirrored order, fewer of a step so long that they would take minutes."""
+            spent_s = sum(pair.plain.us + pair.served.us for pair in pairs) / len(pairs) / 1e6
+            fewest = max(FEWEST_PAIRS, min(count, int(2 * BUCKET_BUDGET_S / spent_s)))
+            orders = abba((plain, Arm.R), fewest, bucket)
+            taken = [{arm.value: step(arm) for arm in order} for order in orders]
+            return [Pair(one[plain.value], one[Arm.R.value]) for one in taken]
+
+        pairs = paired({entry.arm.value: entry.samples for entry in timed}, plain.value, Arm.R.value)
+        hot_line = lambda: hotter_line(lambda: step(Arm.R), lambda: step(plain))  # noqa: E731
+        yield Case(bucket, pairs, again, hot_line, plain.value)
 
     def _bucket(self, context: ProbeContext, bucket: int, batch: StepBatch) -> tuple[list[Timed], Conditions]:
         session, timing, arms = context.session, context.profile.timing, arms_of(context)
@@ -68,7 +107,7 @@ class LatencyProbe:
             self._sample(session, batch, arm, bucket) for _ in range(max(1, timing.warmup_steps)) for arm in arms
         ]
         # The last warm step of each arm is the estimate; the first ones pay for caches.
-        round_s = sum(estimates[-len(arms) :]) / 1e6
+        round_s = sum(sample.us for sample in estimates[-len(arms) :]) / 1e6
         affordable = int(BUCKET_BUDGET_S / round_s) if round_s > 0 else timing.samples
         count = min(timing.samples, max(FEWEST_SAMPLES, affordable))
         orders = abba(arms, count, context.profile.numerics.seed + bucket)
@@ -77,22 +116,38 @@ class LatencyProbe:
         taken, seen = timed_blocks(
             blocks, lambda block: [(arm, self._sample(session, batch, arm, bucket)) for arm in block], self.watch
         )
-        samples: dict[Arm, list[float]] = {arm: [] for arm in arms}
-        for arm, us in (sample for block in taken for sample in block):
-            samples[arm].append(us)
+        samples: dict[Arm, list[Sample]] = {arm: [] for arm in arms}
+        for arm, sample in (sample for block in taken for sample in block):
+            samples[arm].append(sample)
         return [Timed(arm, bucket, samples[arm]) for arm in arms], seen
 
-    def _sample(self, session: EngineSession, batch: StepBatch, arm: Arm, bucket: int) -> float:
-        """Microseconds of one step from idle to idle, less what the timer reads of nothing."""
-        rows = None if arm is Arm.R else bucket
-        read = idle_to_idle_us(lambda: session.step(batch, arm, rows=rows), session.synchronize, self.clock)
-        return read - (self.calibration.offset_us if self.calibration else 0.0)
+    def _sample(self, session: EngineSession, batch: StepBatch, arm: Arm, bucket: int) -> Sample:
+        """One step from idle to idle, less what the timer reads of nothing. Waiting for the device at its end is not
+        waiting on the step's way.
+        """
+        waits = 0
+
+        def work() -> None:
+            nonlocal waits
+            before = waits_so_far()
+            session.step(batch, arm, rows=None if arm is Arm.R else bucket)
+            waits = waits_so_far() - before
+
+        read = idle_to_idle_us(work, session.synchronize, self.clock)
+        return Sample(read - (self.calibration.offset_us if self.calibration else 0.0), waits)
 
 
 def arms_of(context: ProbeContext) -> tuple[Arm, ...]:
     """E, C, R, without C where it runs another arm's code: E's at level 0, and R's in a phase without graphs."""
     own_code = context.cell["level"] > 0 and mode_of(context) != "NONE"
     return (Arm.E, Arm.C, Arm.R) if own_code else (Arm.E, Arm.R)
+
+
+def plain_arm(context: ProbeContext) -> Arm | None:
+    """The arm that runs arm R's code without a graph; None where nothing but R does."""
+    if context.cell["level"] == 0:
+        return Arm.E
+    return Arm.C if Arm.C in arms_of(context) else None
 
 
 def abba(arms: Sequence[Arm], blocks: int, seed: int) -> list[list[Arm]]:
@@ -134,6 +189,9 @@ def _summary(context: ProbeContext, bucket: int, batch: StepBatch, timed: list[T
         )
     taken = min(len(entry.samples_us) for entry in timed)
     ok = taken > 0 and all(sample > 0 for entry in timed for sample in entry.samples_us)
+    unsound = "" if ok else "; a sample that is no positive time: the clock stands still, or nothing was run (HARNESS)"
     few = f" ({taken} samples of the {asked} asked for, within {BUCKET_BUDGET_S:g} s)" if taken < asked else ""
-    result.gates.append(judged(f"latency.{phase}.{bucket}", ok, f"{phase} at bucket {bucket}: {', '.join(parts)}{few}"))
+    result.gates.append(
+        judged(f"latency.{phase}.{bucket}", ok, f"{phase} at bucket {bucket}: {', '.join(parts)}{few}{unsound}")
+    )
     return result

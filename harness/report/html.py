@@ -16,6 +16,7 @@ import jinja2
 from harness.records import GateResult, LaneRecord, Latency
 from harness.report import fates, figures
 from harness.report.files import write_text
+from harness.report.planted import planted_faults
 from harness.report.summary import (
     GATED_WITHOUT_BASELINE,
     NOT_GATED_WITHOUT_BASELINE,
@@ -50,6 +51,7 @@ def render_html(run: RunData) -> str:
             header=run.header,
             worst=summary.facts[:_WORST],
             facts_left=max(len(summary.facts) - _WORST, 0),
+            planted=planted_faults(),
             not_gated=NOT_GATED_WITHOUT_BASELINE,
             gated=GATED_WITHOUT_BASELINE,
             opened={

@@ -183,6 +183,8 @@ def replay(step: int, *, wrong: bool = False, **facts: object) -> Replay:
         ([replay(0, bucket=2), replay(1, wrong=True)], "bucket 4's recording alone"),
         ([replay(0, set_index=3), replay(1, wrong=True, set_index=3)], "carried over"),
         ([replay(0, wrong=True, set_index=3, answer=9), replay(1, wrong=True, set_index=3, answer=9)], "MOVED address"),
+        ([replay(0, bucket=2), replay(1), *(replay(n, wrong=True, bucket=n % 2 * 2 + 2) for n in (2, 3, 4))], "step 2"),
+        ([replay(0, set_index=3, after=2), replay(1), replay(2, wrong=True, set_index=3, after=2)], "now and then"),
     ],
 )
 def test_the_pattern_of_wrong_replays_names_the_kind(replays: list[Replay], kind: str) -> None:
@@ -194,3 +196,11 @@ def test_a_pattern_that_the_wrong_replays_do_not_share_is_not_named() -> None:
         [replay(0), replay(1, wrong=True, padded=True, longest=17), replay(2, wrong=True, after=2, longest=9)]
     )
     assert not any(kind in text for kind in ("PADDING", "LIFETIME", "FROZEN host value", "first replay"))
+
+
+def test_a_buffer_that_was_replaced_is_not_blamed_on_the_order_of_buckets() -> None:
+    before = [replay(0, bucket=2), replay(1, after=4), replay(2, bucket=2, after=4)]
+    after = [replay(n, wrong=True, bucket=n % 2 * 2 + 2, after=4 - n % 2 * 2) for n in (3, 4, 5)]
+    text = diagnose(before + after)
+    assert "MOVED (every replay before step 3 is right" in text
+    assert "LIFETIME" not in text

@@ -18,7 +18,7 @@ import pytest
 from harness.cells import Cell
 from harness.errors import FAILED, FAULT, PASS, USAGE, UsageError
 from harness.mutants import Mutant, Where, patching, swap, wrap
-from harness.mutants.command import choose, exit_code
+from harness.mutants.command import Choice, choose, exit_code
 from harness.mutants.findings import REACHED, findings
 from harness.mutants.kinds import KINDS
 from harness.mutants.mutant import find_mutants, load_mutant
@@ -201,10 +201,10 @@ def test_mutants_are_listed_in_the_catalogue_s_order_and_chosen_by_kind_or_file(
     found = find_mutants(CHECKOUT / "suites/mutants")
     order = [KINDS.index(each.kind) for each in found.values()]
     assert order == sorted(order)
-    chosen = choose(CHECKOUT / "suites/mutants", ["frozen"], quick=False)
+    chosen = choose(CHECKOUT / "suites/mutants", Choice(["frozen"]))
     assert {each.kind for each in chosen.values()} == {"FROZEN"}
     with pytest.raises(UsageError, match="no mutant fits nothing_like_it; there are"):
-        choose(CHECKOUT / "suites/mutants", ["nothing_like_it"], quick=False)
+        choose(CHECKOUT / "suites/mutants", Choice(["nothing_like_it"]))
 
 
 def test_a_child_runs_the_public_command_on_one_narrow_cell(tmp_path: Path) -> None:

@@ -45,6 +45,24 @@ def test_a_pool_as_large_as_its_largest_bucket_passes() -> None:
     assert gate(measured(), "closed.pool").status is Status.PASS
 
 
+def test_a_pool_for_every_bucket_is_named_with_its_buckets() -> None:
+    pools = {
+        "pools": {1: ["pool 2"], 2: ["pool 1"], 4: ["pool 1"]},
+        "pool_sizes": {"pool 1": 3 << 20, "pool 2": 1 << 20},
+    }
+    result = measured(with_pool(**pools, pool_bytes=3 << 20, pool_bytes_largest=3 << 20))
+    assert failed(result) == {"closed.pools"}
+    message = gate(result, "closed.pools").message
+    assert "2 pools (1.00 MiB for bucket 1, 3.00 MiB for bucket 2 and 4), 4.00 MiB in all" in message
+    assert "claims 3.00" in message
+
+
+def test_a_claim_larger_than_the_one_pool_fails() -> None:
+    one = {"pools": {"1": ["pool 1"], "2": ["pool 1"]}, "pool_sizes": {"pool 1": 100}}
+    assert failed(measured(with_pool(**one, pool_bytes=100, pool_bytes_largest=100))) == set()
+    assert failed(measured(with_pool(**one, pool_bytes=101, pool_bytes_largest=100))) == {"closed.pools"}
+
+
 def test_one_bucket_alone_has_nothing_to_share() -> None:
     assert gate(measured(ladder=[4]), "closed.pool").status is Status.REPORT
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.mutants.command import choose, ground_of
+from harness.mutants.command import Choice, choose, ground_of
 from harness.mutants.kinds import KINDS, NOT_YET
 from harness.mutants.mutant import Mutant, find_mutants
 from harness.mutants.runner import Outcome, State, run_mutant
 
 HERE = Path(__file__).resolve().parent
-DOZEN = choose(HERE, (), quick=True)
+DOZEN = choose(HERE, Choice(quick=True))
 #: Besides the docstring, imports and blank lines.
 LINES = 30
 Running = dict[str, Future[Outcome]]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
+from atom_impl.device.places import place_of
+
 #: Modules that stand between the user's code and an event: torch, this package, and the debug device beside it.
 _INTERNAL = ("torch.", __package__ + ".", __package__.rpartition(".")[0] + ".debug", "contextlib", "importlib.")
 
@@ -18,6 +20,6 @@ def call_site() -> str:
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
         if not (module + ".").startswith(_INTERNAL):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+            return place_of(frame)
         frame = frame.f_back
     return "an unknown place"

@@ -49,6 +49,7 @@ class Bench:
         self.block_size = context.spec.block_size
         self.state = KvImage(self.session.kv())
         self._answers, self._cell, self._dtype = context.answers, context.cell, context.spec.dtype
+        self._last_slots: frozenset[int] = frozenset()
         self._churn = torch.Generator().manual_seed(context.profile.numerics.seed)
 
     def answer(self, batch: StepBatch, arm: Arm, rows: int | None = None) -> ArmRun:
@@ -85,6 +86,9 @@ class Bench:
         own = slots_of(cache, written) if written else []
         before.restore_slots(cache, written)
         stray = before.stray_write(cache)
+        if stray is not None:
+            stray = replace(stray, of_last_step=stray.slot in self._last_slots)
+        self._last_slots = frozenset(written or self._last_slots)
         if stray is not None or poison_unowned:
             self.state.restore(cache)
         return ArmRun(arm, hidden, logits, own, stray)

@@ -41,7 +41,10 @@ def diagnose(replays: Sequence[Replay]) -> str:
 def _marks(wrong: Sequence[Replay]) -> list[str]:
     marks = []
     if any(r.unwritten for r in wrong):
-        marks.append("an output that was not written (NaN put there before the replay is left, or NaN was read)")
+        marks.append(
+            "an output that was not written (the NaN put there before the replay is left), or freed memory that was "
+            "read (LIFETIME: free blocks hold NaN)"
+        )
     if any(r.stale for r in wrong):
         marks.append("STALE input (the row repeats the answer to another step)")
     return marks
@@ -49,19 +52,46 @@ def _marks(wrong: Sequence[Replay]) -> list[str]:
 
 def _patterns(wrong: Sequence[Replay], right: Sequence[Replay]) -> list[str]:
     patterns = []
+    onset = _onset(wrong, right)
+    if onset is not None:
+        patterns.append(
+            f"MOVED (every replay before step {onset} is right and every one from there on wrong: weights or a buffer "
+            "were replaced then)"
+        )
     if all(r.first for r in wrong) and any(r.bucket for r in right):
         patterns.append(
             "a fault of the first replay alone (MOVED address, or a runtime that drops work at first launch)"
         )
-    if all(r.padded for r in wrong) and any(not r.padded for r in right):
+    if onset is None and all(r.padded for r in wrong) and any(not r.padded for r in right):
         patterns.append("PADDING (only steps with pad rows are wrong)")
-    if all(_foreign(r) for r in wrong) and any(r.bucket is not None and not _foreign(r) for r in right):
+    intermittent = _intermittent(wrong, right)
+    if intermittent:
+        patterns.append(
+            "a runtime that now and then drops work (AMDRT), or state carried over (STALE, REARM): one input set in "
+            "one order of buckets gave right and wrong answers"
+        )
+    foreign = all(_foreign(r) for r in wrong) and any(r.bucket is not None and not _foreign(r) for r in right)
+    if foreign and onset is None and not intermittent:
         patterns.append("LIFETIME (only replays that follow another bucket's are wrong)")
     if right and wrong and min(r.longest for r in wrong) > max(r.longest for r in right):
         patterns.append(f"FROZEN host value (only contexts above {max(r.longest for r in right)} tokens are wrong)")
     if len({r.bucket for r in wrong}) == 1 and wrong[0].bucket and any(r.bucket != wrong[0].bucket for r in right):
         patterns.append(f"a fault of bucket {wrong[0].bucket}'s recording alone")
     return patterns
+
+
+def _onset(wrong: Sequence[Replay], right: Sequence[Replay]) -> int | None:
+    """The step from which on everything is wrong, if there is one: of several buckets, each right before it."""
+    first = min(r.step for r in wrong)
+    changed = {r.bucket for r in wrong} & {r.bucket for r in right}
+    clean_cut = all(r.step < first for r in right) and len(wrong) >= 3 and len(changed) >= 2
+    return first if clean_cut else None
+
+
+def _intermittent(wrong: Sequence[Replay], right: Sequence[Replay]) -> bool:
+    """Whether some replay is wrong that was right with the same inputs after the same bucket."""
+    fine = {(r.bucket, r.set_index, r.after) for r in right}
+    return any((r.bucket, r.set_index, r.after) in fine for r in wrong if r.bucket is not None and not r.first)
 
 
 def _foreign(replay: Replay) -> bool:
@@ -74,4 +104,8 @@ def _direction(replays: Sequence[Replay], wrong: Sequence[Replay]) -> str:
         answers[replay.bucket, replay.set_index].add(replay.answer)
     if any(len(answers[r.bucket, r.set_index]) > 1 for r in wrong):
         return "state carried over from earlier steps (STALE, REARM or LIFETIME: one input set gave different answers)"
-    return "a FROZEN value, a MOVED address or other code (the same input set gives the same wrong answer each time)"
+    return (
+        "an input of the step that the recording does not see (a FROZEN value, a MOVED address, a STALE copy that "
+        "was left out, a RACE with its upload), or other code: the same input set gives the same wrong answer each "
+        "time; audit.staging and audit.operations count what is missing"
+    )

@@ -39,17 +39,28 @@ def error_gate(
     """One gate over all rows: the class of NaN and infinity first, then the error rule on hidden and logits."""
     broken = _broken(ruler, candidate, evidence.labels)
     if broken:
+        blame = (
+            "" if gate != "G3" else "; likely CONTRACT or NUMERICS: compiled code reads what nobody wrote, or overflows"
+        )
+        ours = bool(_broken(candidate, candidate, evidence.labels)) and not _broken(ruler, ruler, evidence.labels)
+        culprit = who if ours else f"{who} or {ruler_name}"
         return judged(
-            gate, False, f"{who} or {ruler_name} is NaN or infinite where float64 is not: {broken}", where=broken
+            gate,
+            False,
+            f"{culprit} is NaN or infinite where float64 is not: {broken}{blame if ours else ''}",
+            where=broken,
         )
     findings = judge(ruler, candidate, evidence.dtype, evidence.widths)
     # Of several that are beyond their limit a row is named before a whole tensor: it is a place to look.
     worst = max(findings, key=lambda finding: (not finding.ok and finding.row is not None, finding.share))
     place = "" if worst.row is None else f" ({evidence.labels[worst.row]})"
+    ok = all(finding.ok for finding in findings)
     message = f"{who} against {ruler_name} over {plural(len(ruler), 'row')}: {worst}{place}"
+    if not ok and gate == "G3":
+        message += "; likely NUMERICS or CONTRACT: the compiled code computes something else than the eager model"
     return judged(
         gate,
-        all(finding.ok for finding in findings),
+        ok,
         message,
         measured=worst.error,
         threshold=worst.allowed,

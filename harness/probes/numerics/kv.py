@@ -26,10 +26,12 @@ class StrayWrite:
     slot: int
     slots: int  # how many changed so in that tensor
     block_size: int
+    of_last_step: bool = False  # a live row of the step before owned it
 
     def __str__(self) -> str:
         block, offset = divmod(self.slot, self.block_size)
-        return f"KV tensor {self.tensor}, block {block}, offset {offset} ({self.slots} slots in that tensor)"
+        owner = ", the step before wrote that slot" if self.of_last_step else ""
+        return f"KV tensor {self.tensor}, block {block}, offset {offset} ({self.slots} slots in that tensor{owner})"
 
 
 class KvImage:

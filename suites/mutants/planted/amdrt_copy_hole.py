@@ -31,4 +31,5 @@ MUTANT = Mutant(
     plant=lambda: wrap(Script, "run", with_a_hole),
     control=lambda: wrap(Script, "run", filled_again),
     simulated=True,
+    cpu_only="it changes the software graph's own launch loop",
 )

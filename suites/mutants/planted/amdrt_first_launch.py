@@ -34,4 +34,5 @@ MUTANT = Mutant(
     control=lambda: wrap(Script, "run", lambda run, self: dropped(run, self, True)),
     simulated=True,
     quick=True,
+    cpu_only="it changes the software graph's own launch loop",
 )

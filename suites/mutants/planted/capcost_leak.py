@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from atom_impl.device import get_device
 from atom_impl.graphs.recording import Recording
 from harness.mutants import Mutant, wrap
 
@@ -11,7 +12,7 @@ held: list[torch.Tensor] = []
 
 
 def leaking(replay: Any, self: Any, args: Any = (), kwargs: Any = None) -> Any:
-    held.append(torch.empty(1 << 14))
+    held.append(torch.empty(1 << 14, device=get_device().torch_device))
     return replay(self, args, kwargs)
 
 
@@ -26,9 +27,9 @@ MUTANT = Mutant(
     variant="leak in every replay",
     changes="a tensor of 64 KiB is kept each time",
     control_is="kept until the step is over.",
-    caught_by=(),
-    says="Nothing yet.",
+    caught_by=("memory.steps",),
+    says="The size, the bytes that each step leaves, on host or device, and the shape of the tensors that are kept.",
     plant=lambda: wrap(Recording, "replay", leaking),
     control=lambda: wrap(Recording, "replay", released),
-    survives="no probe holds the machine's free memory after many replays against that before them",
+    gpu=True,
 )

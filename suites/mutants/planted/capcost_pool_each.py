@@ -21,9 +21,9 @@ MUTANT = Mutant(
     variant="pool for every bucket",
     changes="the shared pool is forgotten after each bucket",
     control_is="the bucket through one more call.",
-    caught_by=(),
-    says="Nothing yet: the first pool's size is all that is claimed.",
+    caught_by=("closed.pools",),
+    says="How many pools there are, which bucket lies in which, their sizes, and the one size that is claimed.",
     plant=lambda: wrap(capture, "capture_bucket", in_its_own_pool),
     control=lambda: wrap(capture, "capture_bucket", in_the_shared_pool),
-    survives="pool bytes are the engine's claim about one pool; nothing counts the machine's memory from outside",
+    gpu=True,
 )

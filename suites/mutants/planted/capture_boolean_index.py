@@ -25,4 +25,5 @@ MUTANT = Mutant(
     says="The operation, its file and line, and the ways out.",
     plant=lambda: wrap(RMSNorm, "forward", selected),
     control=lambda: wrap(RMSNorm, "forward", masked),
+    gpu=True,
 )

@@ -28,4 +28,5 @@ MUTANT = Mutant(
     plant=lambda: wrap(RMSNorm, "forward", reads),
     control=lambda: wrap(RMSNorm, "forward", reads_in_warm_up),
     quick=True,
+    gpu=True,
 )

@@ -27,4 +27,5 @@ MUTANT = Mutant(
     says="The stream, the line that forked it, and where join() belongs.",
     plant=lambda: wrap(LlamaMLP, "forward", lambda forward, self, x: aside(forward, self, x, False)),
     control=lambda: wrap(LlamaMLP, "forward", lambda forward, self, x: aside(forward, self, x, True)),
+    gpu=True,
 )

@@ -27,4 +27,5 @@ MUTANT = Mutant(
     plant=lambda: wrap(paged_attention, "decode", by_length),
     control=lambda: wrap(paged_attention, "decode", by_width),
     quick=True,
+    gpu=True,
 )

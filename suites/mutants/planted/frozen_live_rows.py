@@ -27,4 +27,5 @@ MUTANT = Mutant(
     says="Arm and bucket, and which change of the pad rows changed a live one; PADDING, which freezing led to.",
     plant=lambda: wrap(paged_attention, "decode", on_the_host),
     control=lambda: wrap(paged_attention, "decode", capped_by_the_bucket),
+    gpu=True,
 )

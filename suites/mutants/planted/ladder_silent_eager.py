@@ -26,4 +26,5 @@ MUTANT = Mutant(
     says="The batch size, that it runs eagerly, and the bucket that it should have had.",
     plant=lambda: wrap(ForwardMode, "decide", eager_for_three),
     control=lambda: wrap(ForwardMode, "decide", decided_twice),
+    gpu=True,
 )

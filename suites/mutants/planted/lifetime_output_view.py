@@ -29,4 +29,5 @@ MUTANT = Mutant(
     plant=lambda: wrap(region_graph._OwnedOutputs, "deliver", view_of_the_pool),
     control=lambda: wrap(region_graph._OwnedOutputs, "deliver", view_of_the_copy),
     mode="TR_HYBRID",
+    gpu=True,
 )

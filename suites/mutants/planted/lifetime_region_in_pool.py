@@ -31,4 +31,5 @@ MUTANT = Mutant(
     plant=lambda: wrap(Recording, "_run_region", in_the_pool),
     control=lambda: wrap(Recording, "_run_region", beside_the_pool),
     mode="TR_HYBRID",
+    gpu=True,
 )

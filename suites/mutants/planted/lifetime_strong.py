@@ -26,4 +26,5 @@ MUTANT = Mutant(
     control=lambda: wrap(Session, "_bind", twice),
     mode="TR_HYBRID",
     model="random:tiny-llama?layers=16",
+    cpu_only="a GPU takes pools in pieces of 2 MiB, and this model's intermediates fit into one",
 )

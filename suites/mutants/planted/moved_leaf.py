@@ -28,4 +28,5 @@ MUTANT = Mutant(
     says="The recording and the leaf that moved, and what to do instead.",
     plant=lambda: wrap(StagingBuffers, "stage", fresh),
     control=lambda: wrap(StagingBuffers, "stage", another_view),
+    gpu=True,
 )

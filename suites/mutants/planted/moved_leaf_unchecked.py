@@ -29,4 +29,5 @@ MUTANT = Mutant(
     plant=lambda: (swap(Recording, "_check_metadata", lambda *_: None), wrap(StagingBuffers, "stage", fresh)),
     control=lambda: wrap(Recording, "_check_metadata", no_check),
     quick=True,
+    gpu=True,
 )

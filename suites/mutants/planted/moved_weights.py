@@ -36,4 +36,5 @@ MUTANT = Mutant(
     says="Bucket and step from which on the replay and the compiled arm part.",
     plant=lambda: wrap(Recording, "replay", reload),
     control=lambda: wrap(Recording, "replay", reload_in_place),
+    gpu=True,
 )

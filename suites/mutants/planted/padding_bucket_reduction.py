@@ -23,4 +23,5 @@ MUTANT = Mutant(
     says="Arm, bucket and what was put into the pad rows when the live ones changed.",
     plant=lambda: wrap(RMSNorm, "forward", over_the_rows),
     control=lambda: wrap(RMSNorm, "forward", within_a_row),
+    gpu=True,
 )

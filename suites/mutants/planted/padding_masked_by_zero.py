@@ -26,4 +26,5 @@ MUTANT = Mutant(
     says="Arm and bucket, and that NaN in unowned cache slots changed the live rows.",
     plant=lambda: wrap(paged_attention, "attend", scaled),
     control=lambda: wrap(paged_attention, "attend", replaced),
+    gpu=True,
 )

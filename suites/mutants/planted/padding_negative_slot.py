@@ -26,4 +26,5 @@ MUTANT = Mutant(
     plant=lambda: wrap(KVCacheTensor, "write", plain),
     control=lambda: wrap(KVCacheTensor, "write", to_scratch),
     quick=True,
+    gpu=True,
 )

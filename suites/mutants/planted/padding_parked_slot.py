@@ -30,4 +30,5 @@ MUTANT = Mutant(
     says="Arm, bucket, KV tensor, block and offset that was written: a pad row's slot.",
     plant=lambda: wrap(StagingBuffers, "_write_rows", parked),
     control=lambda: wrap(StagingBuffers, "_write_rows", scratch),
+    gpu=True,
 )

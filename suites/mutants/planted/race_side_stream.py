@@ -29,4 +29,5 @@ MUTANT = Mutant(
     says="Both launches with their lines and streams, and where the wait belongs.",
     plant=lambda: wrap(LlamaMLP, "forward", lambda forward, self, x: beside(forward, self, x, False)),
     control=lambda: wrap(LlamaMLP, "forward", lambda forward, self, x: beside(forward, self, x, True)),
+    cpu_only="a GPU keeps no log of which stream touches what; there the race is won or lost",
 )

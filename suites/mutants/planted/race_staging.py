@@ -34,4 +34,5 @@ MUTANT = Mutant(
     plant=lambda: (wrap(StagingBuffers, "stage", mark), wrap(CpuGpuBuffer, "copy_to_gpu", unfenced)),
     control=lambda: (wrap(StagingBuffers, "stage", mark), wrap(CpuGpuBuffer, "copy_to_gpu", fenced)),
     simulated=True,
+    gpu=True,
 )

@@ -26,4 +26,5 @@ MUTANT = Mutant(
     says="Bucket and step, and that one input set gave different answers: state carried over.",
     plant=lambda: wrap(LlamaMLP, "forward", lambda forward, self, x: added(forward, self, x, False)),
     control=lambda: wrap(LlamaMLP, "forward", lambda forward, self, x: added(forward, self, x, True)),
+    gpu=True,
 )

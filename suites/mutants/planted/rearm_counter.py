@@ -30,4 +30,5 @@ MUTANT = Mutant(
     plant=lambda: wrap(LlamaMLP, "forward", lambda forward, self, x: counted(forward, self, x, False)),
     control=lambda: wrap(LlamaMLP, "forward", lambda forward, self, x: counted(forward, self, x, True)),
     quick=True,
+    gpu=True,
 )

@@ -34,4 +34,5 @@ MUTANT = Mutant(
     plant=lambda: (wrap(StagingBuffers, "stage", mark), wrap(CpuGpuBuffer, "copy_to_gpu", forget)),
     control=lambda: wrap(CpuGpuBuffer, "copy_to_gpu", poison_first),
     quick=True,
+    gpu=True,
 )

@@ -25,4 +25,5 @@ MUTANT = Mutant(
     says="Bucket, row and step, and that NaN put there before the replay is left: an output that was not written.",
     plant=lambda: swap(ModelRunner, "_full_forward", lambda self, ids, at: deliver(self, ids, at, 1)),
     control=lambda: swap(ModelRunner, "_full_forward", lambda self, ids, at: deliver(self, ids, at, 0)),
+    gpu=True,
 )

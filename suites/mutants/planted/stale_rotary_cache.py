@@ -30,4 +30,5 @@ MUTANT = Mutant(
     says="Bucket and step; the auditor names the missing cosine and sine with their line.",
     plant=lambda: wrap(RotaryEmbedding, "forward", cached),
     control=lambda: wrap(RotaryEmbedding, "forward", computed),
+    gpu=True,
 )

@@ -27,4 +27,5 @@ MUTANT = Mutant(
         wrap(staging.StagingBuffers, "_write_rows", trust_the_tail),
     ),
     control=lambda: wrap(staging, "_fill", keep_the_tail),
+    gpu=True,
 )

@@ -25,4 +25,5 @@ MUTANT = Mutant(
     plant=lambda: wrap(LlamaMLP, "forward", while_recording),
     control=lambda: wrap(LlamaMLP, "forward", as_it_is),
     quick=True,
+    gpu=True,
 )

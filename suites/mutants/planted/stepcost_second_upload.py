@@ -24,4 +24,5 @@ MUTANT = Mutant(
     says="Arm and bucket, with the host copies and bytes that were counted and those that were claimed.",
     plant=lambda: wrap(CpuGpuBuffer, "copy_to_gpu", twice),
     control=lambda: wrap(CpuGpuBuffer, "copy_to_gpu", once),
+    gpu=True,
 )

@@ -21,9 +21,9 @@ MUTANT = Mutant(
     variant="sleep before the replay",
     changes="the host sleeps 2 ms in each replayed step",
     control_is="a replay through one more call.",
-    caught_by=(),
-    says="Nothing yet; the latency rows show it to a reader who knows what the step took before.",
+    caught_by=("latency.waits", "latency.graph"),
+    says="That arm R waits once in each step and arm C never, how much longer it takes, and the line that it waits in.",
     plant=lambda: wrap(Recording, "replay", asleep),
     control=lambda: wrap(Recording, "replay", awake),
-    survives="step time is gated against a baseline only, and a sign-off without one has none",
+    gpu=True,
 )
