@@ -58,13 +58,33 @@ class CallLog:
         if name in _READS_ON_THE_HOST and any(map(self._is_on_the_device, tensors_in(list(args)))):
             raise CaptureError(f"{name} at {call_site()} reads device data on the host, which a graph cannot record")
         written = facts_of(op).written_tensors(args, kwargs) if isinstance(op, OpOverload) else []
-        return self._make(op, args, kwargs, name, written)
+        self._remember(written)
+        self._inside, self._calls_inside = name, 0
+        body = BODIES.get(op) if isinstance(op, OpOverload) else None
+        try:
+            with _CountingMode(self) if body is not None else nullcontext():
+                result = (body or op)(*args, **kwargs)
+        finally:
+            self._inside = None
+        if capturing.log is not self:  # a region, which the session replays by itself
+            return result
+        return self._add(op, args, kwargs, name, written, result)
 
     def kernel(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, written: Iterable[int]
     ) -> Any:
-        """Run one of Inductor's kernels and log it. `written`: the positions of what it may write."""
-        return self._make(fn, args, kwargs, name, [t for at in written for t in tensors_in(args[at])])
+        """Run one of Inductor's kernels and log it, as one call. `written`: the positions of what it may write.
+
+        The mode that logs is on here, and must see neither the copies below nor what a launch asks of torch.
+        """
+        changed = [t for at in written for t in tensors_in(args[at])]
+        capturing.log = None
+        try:
+            self._remember(changed)
+            result = fn(*args, **kwargs)
+        finally:
+            capturing.log = self
+        return self._add(fn, args, kwargs, name, changed, result)
 
     def check_can_end(self) -> None:
         """Raise for a region in the middle of an operator, whose calls before it would be lost."""
@@ -92,24 +112,18 @@ class CallLog:
                 if place is not None:
                     _put(result, place, call.name)
 
-    def _make(
+    def _remember(self, written: list[torch.Tensor]) -> None:
+        self._before += [(t, t.clone()) for t in written if t.untyped_storage().data_ptr() not in self._made]
+
+    def _add(
         self,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         name: str,
         written: list[torch.Tensor],
+        result: Any,
     ) -> Any:
-        self._before += [(t, t.clone()) for t in written if t.untyped_storage().data_ptr() not in self._made]
-        self._inside, self._calls_inside = name, 0
-        body = BODIES.get(fn) if isinstance(fn, OpOverload) else None
-        try:
-            with _CountingMode(self) if body is not None else nullcontext():
-                result = (body or fn)(*args, **kwargs)
-        finally:
-            self._inside = None
-        if capturing.log is not self:  # a region, which the session replays by itself
-            return result
         given = {t.untyped_storage().data_ptr() for t in tensors_in([*args, *kwargs.values()]) if t.numel()}
         results = list(tensors_in(result))
         made = [None if t.untyped_storage().data_ptr() in given else t for t in results]
