@@ -74,8 +74,18 @@ class CallLog:
     def kernel(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, written: Iterable[int]
     ) -> Any:
-        """Run one of Inductor's kernels and log it. `written`: the positions of what it may write."""
-        return self._make(fn, args, kwargs, name, [t for at in written for t in tensors_in(args[at])])
+        """Run one of Inductor's kernels and log it, as one call. `written`: the positions of what it may write.
+
+        The mode that logs is on here, and must see neither the copies below nor what a launch asks of torch.
+        """
+        changed = [t for at in written for t in tensors_in(args[at])]
+        capturing.log = None
+        try:
+            self._remember(changed)
+            result = fn(*args, **kwargs)
+        finally:
+            capturing.log = self
+        return self._add(fn, args, kwargs, name, changed, result)
 
     def check_can_end(self) -> None:
         """Raise for a region in the middle of an operator, whose calls before it would be lost."""
@@ -111,7 +121,7 @@ class CallLog:
         name: str,
         written: list[torch.Tensor],
     ) -> Any:
-        self._before += [(t, t.clone()) for t in written if t.untyped_storage().data_ptr() not in self._made]
+        self._remember(written)
         self._inside, self._calls_inside = name, 0
         body = BODIES.get(fn) if isinstance(fn, OpOverload) else None
         try:
@@ -121,6 +131,20 @@ class CallLog:
             self._inside = None
         if capturing.log is not self:  # a region, which the session replays by itself
             return result
+        return self._add(fn, args, kwargs, name, written, result)
+
+    def _remember(self, written: list[torch.Tensor]) -> None:
+        self._before += [(t, t.clone()) for t in written if t.untyped_storage().data_ptr() not in self._made]
+
+    def _add(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+        written: list[torch.Tensor],
+        result: Any,
+    ) -> Any:
         given = {t.untyped_storage().data_ptr() for t in tensors_in([*args, *kwargs.values()]) if t.numel()}
         results = list(tensors_in(result))
         made = [None if t.untyped_storage().data_ptr() in given else t for t in results]

@@ -227,7 +227,8 @@ def watching_kernels(tally: Tally) -> Iterator[None]:
 
 @functools.cache
 def _kernel_names(path: str) -> tuple[str, ...]:
-    return tuple(_KERNEL.findall(Path(path).read_text())) if path else ()
+    """Each once, however often the file names it: a kernel that is wrapped twice counts twice."""
+    return tuple(dict.fromkeys(_KERNEL.findall(Path(path).read_text()))) if path else ()
 
 
 @functools.cache

@@ -7,10 +7,14 @@ only a recorded graph goes wrong.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor.codecache import PyCodeCache
 
 from atom_impl.config import CompilationConfig, Config, CUDAGraphMode
 from atom_impl.device import CaptureError, Device, get_device
@@ -154,6 +158,59 @@ def test_a_region_in_the_middle_of_an_operator_is_refused(debug: DebugDevice) ->
         ),
     ):
         graph.record(torch.ops.debug_replay.half_a_region, x, phase="decode")
+
+
+#: What Inductor writes for a GPU when artefacts are saved: the tuning block comes first, as a docstring, and names each
+#: kernel as the code does.
+_GENERATED = '''r"""
+Compile-time auto-tuning block:
+triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', \\"\\"\\"...\\"\\"\\")
+triton_poi_fused_add_0.run(buf0, 8, stream=stream0)
+"""
+async_compile = type("AsyncCompile", (), {"triton": staticmethod(lambda name, code: None)})()
+triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', "...")
+'''
+
+
+class _AddsOne:
+    """A kernel that adds one to its argument, behind torch's back as kernels do: run twice, it shows."""
+
+    fn = SimpleNamespace(arg_names=["in_out_ptr0", "xnumel", "XBLOCK"])
+
+    def __init__(self, argument: torch.Tensor) -> None:
+        self.memory = argument.numpy()
+
+    def run(self, in_out_ptr0: torch.Tensor, xnumel: int, *, stream: int) -> None:
+        self.memory[:xnumel] += 1
+
+
+def _generated_module(folder: Path, kernel: _AddsOne) -> ModuleType:
+    file = folder / "generated.py"
+    file.write_text(_GENERATED)
+    spec = spec_from_file_location("generated", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    vars(module)["triton_poi_fused_add_0"] = kernel
+    return module
+
+
+def test_a_kernel_that_its_file_names_twice_runs_once_a_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device, x = DebugDevice(get_device("cpu")), torch.zeros(8)
+    module = _generated_module(tmp_path, _AddsOne(x))
+    monkeypatch.setattr(PyCodeCache, "modules", [module])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    with device.recording():
+        graph = device.graph()
+        graph.capture_begin()
+        module.triton_poi_fused_add_0.run(x, 8, stream=0)
+        graph.capture_end()
+    assert not x.any()
+    assert device.node_count(graph) == 1
+    graph.replay()
+    assert x.eq(1).all()
+    assert isinstance(module.triton_poi_fused_add_0, _AddsOne)
 
 
 @pytest.mark.parametrize("mode", ["TR_HYBRID", "FULL"])

@@ -64,13 +64,16 @@ def loaded_modules() -> list[ModuleType]:
 
 @functools.cache
 def generated_kernels(path: str) -> tuple[tuple[str, str, tuple[int, ...] | None], ...]:
-    """Each kernel in a generated file: its name, its kind, and the positions of the pointers it may write."""
-    found = []
+    """Each kernel in a generated file once: its name, its kind, and the positions of the pointers it may write.
+
+    A file's docstring holds its Triton kernels as well, in the block that tuned them while the file was compiled.
+    """
+    found: dict[str, tuple[str, str, tuple[int, ...] | None]] = {}
     for name, kind, types in _KERNEL.findall(Path(path).read_text()):
         arguments = re.findall(r"'([^']*)'", types)
         written = tuple(i for i, text in enumerate(arguments) if "*" in text and not text.startswith("const "))
-        found.append((name, kind, written if arguments else None))
-    return tuple(found)
+        found[name] = name, kind, written if arguments else None
+    return tuple(found.values())
 
 
 def _logged(kernel: Callable[..., Any], name: str, written: tuple[int, ...] | None) -> Callable[..., Any]:
