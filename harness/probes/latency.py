@@ -19,7 +19,7 @@ from harness.probes.buckets import phase_of
 from harness.probes.gates import judged, not_applicable, report
 from harness.probes.numerics import open_stream
 from harness.probes.numerics.effort import Effort
-from harness.records import GateResult, Latency, Phase
+from harness.records import Latency, Phase
 from harness.stats import quartiles
 from harness.timing.calibration import Calibration, idle_to_idle_us
 from harness.timing.conditions import Conditions, Watch, timed_blocks, watch_for
@@ -60,7 +60,8 @@ class LatencyProbe:
             for bucket, batch in full_batches(context):
                 timed, seen = self._bucket(context, bucket, batch)
                 result.merge(_summary(context, bucket, batch, timed))
-                result.gates.append(conditions_gate(f"latency.conditions.{bucket}", bucket, seen))
+                result.gates.append(report(f"latency.conditions.{bucket}", f"while bucket {bucket} was timed: {seen}"))
+                result.counters.setdefault("conditions", {})[str(bucket)] = seen.as_dict()
         return result
 
     def _bucket(self, context: ProbeContext, bucket: int, batch: StepBatch) -> tuple[list[Timed], Conditions]:
@@ -102,10 +103,6 @@ def full_batches(context: ProbeContext) -> list[tuple[int, StepBatch]]:
     stream, _ = open_stream(context, Effort.of(context), recorded=True)
     first = next(iter(stream.rounds()))
     return [(s.bucket, s.full) for s in first.sets]
-
-
-def conditions_gate(name: str, bucket: int, seen: Conditions) -> GateResult:
-    return report(name, f"while bucket {bucket} was timed: {seen}", evidence=seen.as_dict())
 
 
 def _summary(context: ProbeContext, bucket: int, batch: StepBatch, timed: list[Timed]) -> ProbeResult:

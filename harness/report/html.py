@@ -16,6 +16,7 @@ import jinja2
 from harness.records import GateResult, LaneRecord, Latency
 from harness.report import fates, figures
 from harness.report.files import write_text
+from harness.report.parts import PART_MEANINGS, anatomy, edge_plot
 from harness.report.summary import (
     GATED_WITHOUT_BASELINE,
     NOT_GATED_WITHOUT_BASELINE,
@@ -30,6 +31,8 @@ from harness.store import RunData
 
 _TEMPLATE = "template.html.j2"
 _WORST = 3
+#: On a page of more cells than this, steps are drawn apart in the cells that are not green.
+_ALL_APART = 100
 _OPEN_AT_ONCE = 5
 _EVIDENCE_LINES = 24
 
@@ -58,6 +61,8 @@ def render_html(run: RunData) -> str:
             families=sorted(
                 {fates.gate_family(g.result.gate) for c in summary.cells for g in c.gates} & set(fates.GATE_CLAIMS)
             ),
+            taken_apart=_taken_apart(summary),
+            part_meanings=sorted(PART_MEANINGS.items()) if any(anatomy(c) for c in summary.cells) else [],
             arms=[
                 (arm, ARM_NAMES[arm])
                 for arm in ARM_NAMES
@@ -65,6 +70,12 @@ def render_html(run: RunData) -> str:
             ],
         )
     )
+
+
+def _taken_apart(summary: Summary) -> set[str]:
+    """The cells whose steps are drawn apart: a page of a thousand plots is not read, and hardly loaded."""
+    few = len(summary.cells) <= _ALL_APART
+    return {cell.id for cell in summary.cells if few or cell.tone in (fates.Tone.BAD, fates.Tone.OPEN)}
 
 
 def _environment() -> jinja2.Environment:
@@ -90,8 +101,11 @@ def _environment() -> jinja2.Environment:
         "gate_groups": gate_groups,
         "recordings": recordings,
         "capture_facts": capture_facts,
+        "other_counters": other_counters,
         "latency_tables": latency_tables,
         "staircases": staircases,
+        "edge_plot": edge_plot,
+        "anatomy": anatomy,
         "cell_command": cell_command,
         "explain_command": explain_command,
         "status_counts": status_counts,
@@ -173,6 +187,11 @@ def recordings(lane: LaneRecord) -> list[tuple[str, list[str]]]:
 def capture_facts(lane: LaneRecord) -> list[tuple[str, str]]:
     """What capture claims beside the table of buckets."""
     return figures.flat({key: value for key, value in lane.capture.items() if key not in _PER_BUCKET})
+
+
+def other_counters(lane: LaneRecord) -> list[tuple[str, str]]:
+    """Counters that no plot of the page shows."""
+    return figures.flat({key: value for key, value in lane.counters.items() if key not in ("staircase", "anatomy")})
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
