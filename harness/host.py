@@ -109,6 +109,12 @@ def pci_of(gpu: Any) -> str:
     return "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == len(parts) else ""
 
 
+def pci_address(text: str) -> str:
+    """`0000:1b:00.0` of what NVML, amdsmi and torch call it; empty for anything else."""
+    found = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-9a-f]))?", text.strip().lower())
+    return f"{(found[1] or '0')[-4:].zfill(4)}:{found[2]}:{found[3]}.{found[4] or '0'}" if found else ""
+
+
 def version_tuple(text: str) -> tuple[int, ...]:
     """The leading numbers of a version, to compare: "2.11.0+rocm7.2" gives (2, 11, 0), and "unknown" gives ()."""
     leading = re.match(r"\d+(\.\d+)*", text)

@@ -216,11 +216,32 @@ def latency_tables(cell: CellView) -> list[dict[str, Any]]:
             {
                 "lane": lane,
                 "unit": unit,
-                "rows": [(x, sound(x), _against_eager(x, steps)) for x in steps],
-                "plots": [(b, strip_plot([x for x in steps if x.bucket == b], unit)) for b in buckets],
+                "rows": [(x, sound(x), _against_eager(x, steps), _floor_share(x, lane)) for x in steps],
+                "plots": [
+                    (b, strip_plot([x for x in steps if x.bucket == b], unit), _floor_text(lane, b, unit))
+                    for b in buckets
+                ],
             }
         )
     return tables
+
+
+def _floor_us(lane: LaneRecord, bucket: int) -> float | None:
+    entry = _mapping(_mapping(_mapping(lane.counters.get("floor")).get("per_bucket")).get(str(bucket)))
+    floor_us = entry.get("floor_us")
+    return float(floor_us) if figures.is_number(floor_us) and floor_us > 0 else None
+
+
+def _floor_text(lane: LaneRecord, bucket: int, unit: figures.TimeUnit) -> str:
+    floor_us = _floor_us(lane, bucket)
+    return "" if floor_us is None else f", floor {unit.text(floor_us)} {unit.name}"
+
+
+def _floor_share(steps: Latency, lane: LaneRecord) -> str:
+    """The floor over the median: what share of the measured bandwidth the step reaches."""
+    floor_us = _floor_us(lane, steps.bucket)
+    whole = floor_us is not None and sound(steps) and steps.median_us > 0
+    return f"{100 * floor_us / steps.median_us:.0f} %" if whole and floor_us is not None else figures.ABSENT
 
 
 def _against_eager(steps: Latency, all_steps: Iterable[Latency]) -> str:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.gpus import event_reasons, known_facts, load_optional, violations_now
-from harness.host import UNKNOWN
+from harness.host import UNKNOWN, pci_address
 
 FACTS = ("clock_mhz", "power_w", "temperature_c", "throttling", "users", "violations")
 
@@ -85,10 +85,8 @@ def _nvidia(nvml: Any, address: str) -> dict[str, Callable[[], Any]] | None:
 
 
 def _same(said: Any, address: str) -> bool:
-    from harness.execution.slots import pci_address
-
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-    return bool(address) and pci_address(text) == address
+    return bool(pci_address(address)) and pci_address(text) == pci_address(address)
 
 
 def _power(info: dict[str, Any]) -> Any:

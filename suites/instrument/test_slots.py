@@ -19,7 +19,8 @@ from harness.errors import IncompleteError, UnfitError
 from harness.execution import locks
 from harness.execution.local import LocalExecutor
 from harness.execution.locks import any_of, held, lock_folder, lock_of
-from harness.execution.slots import Slot, bind, bound_to, parse_cpus, pci_address, slots_of
+from harness.execution.slots import Slot, bind, bound_to, parse_cpus, slots_of
+from harness.host import pci_address
 from harness.plan import make_plan
 from harness.plugins import find_engine
 from harness.records import LaneRecord, Phase
