@@ -40,7 +40,7 @@ def _rows(found: Any) -> list[dict[str, Any]]:
     """Whole rows alone: a record may come from elsewhere."""
     names = ("batch", "median_us", "p25_us", "p75_us", "pad_share")
     listed = found if isinstance(found, list) else []
-    return [row for row in listed if isinstance(row, Mapping) and all(is_number(row.get(name)) for name in names)]
+    return [dict(row) for row in listed if isinstance(row, Mapping) and all(is_number(row.get(name)) for name in names)]
 
 
 def _edges(rows: Sequence[Mapping[str, Any]], unit: TimeUnit) -> Markup:
@@ -102,7 +102,7 @@ def anatomy(cell: CellView) -> dict[str, Any]:
 
 def _figures(parts: Mapping[str, Any]) -> dict[str, float]:
     named = {name: parts.get(f"{name}_us") for name in PARTS}
-    return {name: float(us) for name, us in named.items() if is_number(us) and us > 0}
+    return {name: us for name, us in named.items() if is_number(us) and us > 0}
 
 
 def _bars(bars: Sequence[tuple[str, Mapping[str, float]]], unit: TimeUnit) -> Markup:
