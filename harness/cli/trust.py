@@ -1,0 +1,64 @@
+"""`harness doctor`, `selftest` and `mutants`: whether machine, instrument and gates can be trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness import errors
+from harness.cli.app import app
+from harness.cli.ending import command_line, console, end_with, say
+from harness.cli.options import Device, Model, Results, ends_well
+from harness.cli.running import ready
+from harness.filters import Filters
+from harness.listing import print_findings
+from harness.signoff import Order
+
+
+@app.command()
+@ends_well
+def doctor(device: Device = None, results: Results = Path("results")) -> None:
+    """Say whether this machine can give the evidence, and what to do where it cannot."""
+    from harness.doctor import diagnose
+
+    findings = diagnose(device, results=results)
+    print_findings(findings, console())
+    end_with(errors.UNFIT if any(not f.ok and f.severity == "unfit" for f in findings) else 0)
+
+
+@app.command()
+@ends_well
+def selftest(
+    full: Annotated[bool, typer.Option("--full", help="Hours: as many trials as a release wants.")] = False,
+    model: Model = None,
+    device: Device = None,
+    results: Results = Path("results"),
+) -> None:
+    """Count the instrument's own false alarms and misses, with exact bounds."""
+    from harness.selftest.command import run_selftest
+
+    filters = Filters(level=[0], mode=["NONE", "FULL"], workload=["decode"], model=model or [])
+    order = Order("tiny", filters, device, results, True, command_line())
+    if not run_selftest(ready(order), results, full=full, say=say):
+        raise errors.HarnessFault("the self-test found a false alarm or a miss, see the lines marked ✗")
+
+
+@app.command()
+@ends_well
+def mutants(
+    only: Annotated[
+        list[str] | None, typer.Argument(help="Kinds or file names, or pieces of them; all if none.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Folder with planted/ and mutants.toml.")] = Path("suites/mutants"),
+    quick: Annotated[bool, typer.Option("--quick", help="The dozen that the test suite runs.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Mutants at a time.")] = 2,
+    device: Device = None,
+    results: Results = Path("results"),
+) -> None:
+    """Plant every known kind of fault, one at a time, and say which gate saw it and what it said."""
+    from harness.mutants.command import choose, ground_of, run_and_print
+
+    chosen = choose(folder, only or [], quick)
+    end_with(run_and_print(chosen, ground_of(folder, results, device), jobs, console(), say))
