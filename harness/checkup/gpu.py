@@ -129,7 +129,7 @@ def check_users(patient: Patient) -> Iterator[Finding]:
     """Other processes on a GPU: answers stay right, and no time that is taken beside them is worth keeping."""
     if not patient.on_gpu:
         return
-    users = {index: open_sensors(str(gpu["pci"])).read()["users"] for index, gpu in enumerate(list_gpus(patient.host))}
+    users = {index: open_sensors(str(gpu["pci"])).read()["others"] for index, gpu in enumerate(list_gpus(patient.host))}
     busy = {index: count for index, count in users.items() if isinstance(count, int) and count > 0}
     if busy:
         shown = ", ".join(f"GPU {index} by {count}" for index, count in busy.items())

@@ -355,7 +355,7 @@ def test_this_machine_can_be_examined_and_nothing_raises() -> None:
 def test_other_users_of_a_gpu_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users: int | str, said: list[str]
 ) -> None:
-    sensors = SimpleNamespace(read=lambda: {"users": users})
+    sensors = SimpleNamespace(read=lambda: {"others": users})
     monkeypatch.setattr(gpu, "open_sensors", lambda address: sensors)
     monkeypatch.setattr(gpu, "list_gpus", lambda host: [{"pci": "0000:1b:00.0"}])
     host = make_host(tmp_path, torch=CUDA_TORCH)
