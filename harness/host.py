@@ -92,7 +92,7 @@ def torch_facts() -> TorchFacts:
             gpus.append((gpu.name, arch or UNKNOWN, gpu.total_memory >> 20))
             pci.append(pci_of(gpu))
     return TorchFacts(
-        version=torch.__version__,
+        version=str(torch.__version__),  # a class of its own, which no encoder knows
         cuda=torch.version.cuda or NONE,
         hip=torch.version.hip or NONE,
         rocm=getattr(torch.version, "rocm", None) or UNKNOWN,
