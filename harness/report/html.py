@@ -16,7 +16,7 @@ import jinja2
 from harness.records import GateResult, LaneRecord, Latency
 from harness.report import fates, figures
 from harness.report.files import write_text
-from harness.report.parts import PART_MEANINGS, anatomy, edge_plot
+from harness.report.parts import PART_MEANINGS, anatomy, copies, edge_plot
 from harness.report.summary import (
     GATED_WITHOUT_BASELINE,
     NOT_GATED_WITHOUT_BASELINE,
@@ -106,6 +106,7 @@ def _environment() -> jinja2.Environment:
         "staircases": staircases,
         "edge_plot": edge_plot,
         "anatomy": anatomy,
+        "copies": copies,
         "cell_command": cell_command,
         "explain_command": explain_command,
         "status_counts": status_counts,

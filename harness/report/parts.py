@@ -11,11 +11,13 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from harness.report.figures import TimeUnit, is_number
+from harness.report.figures import ABSENT, TimeUnit, figure, is_number
 from harness.report.svg import Axis, axis_ticks, grid, px, row_ticks, svg
 from harness.report.view import CellView
 
 PARTS = ("dispatch", "staging", "launch", "replay", "gaps", "regions", "output")
+#: Kinds of copies whose time a profile tells apart from the work around them.
+PROFILED_COPIES = ("staging", "handoff")
 PART_MEANINGS = {
     "dispatch": "the host before the first launch",
     "staging": "copies into the step's inputs",
@@ -129,3 +131,26 @@ def _bar(
             right = px(max(end, x + 0.5))
             yield f'<path class="part-{name}" d="M{px(x)} {px(top)}H{right}v{px(height)}H{px(x)}z"/>'
             at += us
+
+
+def copies(cell: CellView) -> list[list[str]]:
+    """For every bucket and kind of copy: count, bytes, the least time that these bytes take, and what a profile saw."""
+    return [row for lane in cell.lanes for row in _copies_of(lane.counters)]
+
+
+def _copies_of(counters: Mapping[str, Any]) -> Iterable[list[str]]:
+    floor, profiled = counters.get("floor") or {}, counters.get("anatomy") or {}
+    speed = floor.get("bandwidth_bytes_s") if isinstance(floor, Mapping) else None
+    buckets = counters.get("per_bucket")
+    for bucket, costs in buckets.items() if isinstance(buckets, Mapping) else ():
+        parts = profiled.get(str(bucket)) if isinstance(profiled, Mapping) else None
+        for kind, copy in (costs.get("copies") or {}).items():
+            if copy.get("count"):
+                least_us = 2e6 * copy["bytes"] / speed if is_number(speed) and speed > 0 else None
+                seen_us = parts.get(f"{kind}_us") if isinstance(parts, Mapping) and kind in PROFILED_COPIES else None
+                times = (_us(least_us), _us(seen_us))
+                yield [str(bucket), str(kind), figure(copy["count"]), figure(copy["bytes"]), *times]
+
+
+def _us(time_us: object) -> str:
+    return f"{time_us:.2f}" if is_number(time_us) else ABSENT

@@ -173,7 +173,17 @@ def parts_of_a_step() -> dict[str, Any]:
     ]
     us = {"dispatch": 900.0, "staging": 40.0, "launch": 0.0, "replay": 24_000.0, "gaps": 0.0, "regions": 4_100.0}
     anatomy = {"clock": "host", "total_us": 30_300.0, "output_us": 1_260.0, **{f"{k}_us": v for k, v in us.items()}}
-    return {"staircase": rows, "anatomy": {str(bucket): anatomy for bucket in BUCKETS["decode"]}}
+    copied = {
+        "staging": {"count": 5, "bytes": 4_000},
+        "handoff": {"count": 0, "bytes": 0},
+        "output": {"count": 1, "bytes": 9_000},
+    }
+    return {
+        "staircase": rows,
+        "anatomy": {str(bucket): anatomy for bucket in BUCKETS["decode"]},
+        "per_bucket": {str(bucket): {"segments": 31, "regions": 30, "copies": copied} for bucket in BUCKETS["decode"]},
+        "floor": {"bandwidth_bytes_s": 2e10, "per_bucket": {"1": {"bytes": 270_000_000, "floor_us": 13_500.0}}},
+    }
 
 
 def header(cells: Iterable[Cell], declared: Mapping[str, str] | None = None, **changes: Any) -> RunHeader:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.records import Fate
 from harness.report.html import render_html
-from harness.report.parts import anatomy, edge_plot
+from harness.report.parts import anatomy, copies, edge_plot
 from harness.report.view import cell_views
 from suites.instrument.report_runs import (
     lane_record,
@@ -75,6 +75,16 @@ def test_a_record_without_parts_or_with_broken_ones_draws_none(counters: dict[st
     (cell,) = [view for view in cell_views(with_lane(sound_run(), 0, counters=counters)) if view.id == lane.cell]
     assert edge_plot(cell) == {}
     assert anatomy(cell) == {}
+
+
+def test_copies_stand_beside_the_least_time_of_their_bytes_and_what_a_profile_saw() -> None:
+    rows = copies(recorded())
+    assert rows[:2] == [["1", "staging", "5", "4,000", "0.40", "40.00"], ["1", "output", "1", "9,000", "0.90", "–"]]
+    assert len(rows) == 2 * 3  # what was not copied takes no row
+    page = render_html(sound_run())
+    assert "Copies of one step" in page
+    assert "bucket 1, floor 13.5 ms" in page
+    assert copies(next(cell for cell in cells() if cell.axes["workload"] == "prefill")) == []
 
 
 def test_a_page_of_many_cells_draws_only_the_red_ones_apart_and_says_where_the_rest_is() -> None:
