@@ -24,6 +24,7 @@ CHECKS: tuple[Callable[[Patient], Iterable[Finding]], ...] = (
     gpu.check_works,
     gpu.check_rocm,
     gpu.check_state,
+    gpu.check_users,
     gpu.check_node,
     software.check_compiler,
     software.check_variables,

@@ -92,7 +92,7 @@ def torch_facts() -> TorchFacts:
             gpus.append((gpu.name, arch or UNKNOWN, gpu.total_memory >> 20))
             pci.append(pci_of(gpu))
     return TorchFacts(
-        version=torch.__version__,
+        version=str(torch.__version__),  # a class of its own, which no encoder knows
         cuda=torch.version.cuda or NONE,
         hip=torch.version.hip or NONE,
         rocm=getattr(torch.version, "rocm", None) or UNKNOWN,
@@ -107,6 +107,12 @@ def pci_of(gpu: Any) -> str:
     parts = [getattr(gpu, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     known = [part for part in parts if isinstance(part, int)]
     return "{:04x}:{:02x}:{:02x}.0".format(*known) if len(known) == len(parts) else ""
+
+
+def pci_address(text: str) -> str:
+    """`0000:1b:00.0` of what NVML, amdsmi and torch call it; empty for anything else."""
+    found = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-9a-f]))?", text.strip().lower())
+    return f"{(found[1] or '0')[-4:].zfill(4)}:{found[2]}:{found[3]}.{found[4] or '0'}" if found else ""
 
 
 def version_tuple(text: str) -> tuple[int, ...]:

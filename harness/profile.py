@@ -82,7 +82,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Relative change against a baseline beyond which a cell is slower (or faster)."""
 
     step_time: dict[str, float] = msgspec.field(default_factory=lambda: {"cpu": 0.02, "cuda": 0.005})
-    pad_share: float = 0.5  # of a bucket's rows, for the smallest batch in it; doublings stay below
+    pad_share: float = 1.0  # most of a bucket's rows that may be padding; 0.5 allows a ladder of doublings
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

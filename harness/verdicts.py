@@ -175,6 +175,8 @@ def launch_reasons(cells: Iterable[CellVerdict]) -> list[str]:
         return []
     fewest = min(cell.launches for cell in launched)
     bad = sum(cell.bad_launches > 0 for cell in launched)
+    if bad and fewest == 1:
+        return []  # each red cell says it itself
     if bad:
         return [f"{bad} of {len(launched)} cells had a bad launch, each cell's verdict says in how many."]
     bound = 100 * binomial_upper_bound(0, fewest)

@@ -12,6 +12,7 @@ from harness.checkup.finding import Finding, Patient, Severity, healthy
 from harness.gpus import Gpu, list_gpus
 from harness.host import UNKNOWN, version_tuple
 from harness.machine import rocm_version
+from harness.timing.gpu_sensors import open_sensors
 
 HIDING_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 SETTINGS = ("name", "arch", "memory_mib", "compute_partition", "memory_partition", "power_cap_w", "driver", "firmware")
@@ -122,6 +123,20 @@ def check_state(patient: Patient) -> Iterator[Finding]:
         yield Finding("clocks", False, "note", message, way_out)
     else:
         yield healthy("clocks", "No limit holds the clocks down now.")
+
+
+def check_users(patient: Patient) -> Iterator[Finding]:
+    """Other processes on a GPU: answers stay right, and no time that is taken beside them is worth keeping."""
+    if not patient.on_gpu:
+        return
+    users = {index: open_sensors(str(gpu["pci"])).read()["others"] for index, gpu in enumerate(list_gpus(patient.host))}
+    busy = {index: count for index, count in users.items() if isinstance(count, int) and count > 0}
+    if busy:
+        shown = ", ".join(f"GPU {index} by {count}" for index, count in busy.items())
+        message = f"Other processes use the GPUs: {shown}; timings beside them mean nothing."
+        yield Finding("users", False, "warn", message, "Wait for them to end, or name a free one with --device cuda:N.")
+    elif UNKNOWN not in users.values():  # without telemetry, `check_state` says what is missing
+        yield healthy("users", "Nobody else uses the GPUs.")
 
 
 def _alike(gpus: list[Gpu]) -> Iterator[Finding]:

@@ -51,6 +51,8 @@ class LiveCell:
     """One opened cell: its session, and one batch for each bucket."""
 
     def __init__(self, unit: Unit, begin: Begin, clock: Clock = time.perf_counter_ns) -> None:
+        import torch
+
         from harness.probes.base import ProbeContext
         from harness.probes.calibration import calibrations
         from harness.probes.latency import full_batches
@@ -67,6 +69,8 @@ class LiveCell:
         self._batches = dict(batches)
         self.phase = batches[0][1].phase.value
         device = kind_of(begin.device)
+        if ":" in begin.device:  # the spins and the sensors are the current GPU's
+            torch.cuda.set_device(begin.device)
         self._timer = calibrations(device, self.session.synchronize, clock)[0]
         self._watch = watch_for(device)
 

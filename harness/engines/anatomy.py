@@ -1,4 +1,4 @@
-"""Where the microseconds of one step went, by a profile of it: dispatch, staging, launch, replay, gaps, regions, output.
+"""Where the microseconds of one step went, by a profile: dispatch, staging, launch, replay, gaps, regions, output.
 
 "Graphs made it slower" was true and useless: the replay took a third of the time, and a copy of the block table between
 two segments the rest. A figure for the whole step cannot say which part grew.

@@ -25,6 +25,7 @@ from atom_impl.model_engine.capture import recordings_of
 from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.model_engine.staging import Tail
 from atom_impl.model_loader import load_model, resolve_model
+from atom_impl.model_loader.parameters import EMBEDDING, LM_HEAD
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.region_graph import reset_graph_pool
 from atom_impl.utils.step_ledger import Fallback, StepRecord
@@ -281,6 +282,8 @@ class AtomSession(EngineSession):
             "itemsize": config.dtype.itemsize,
             "block_table_width": self._runner.staging.table_width,
             "staging": self._runner.staging.layout(),
+            "weight_bytes": _step_weight_bytes(self._build.weights),
+            "kv_bytes_per_token": sum(cache[0, 0].nbytes for cache in self.kv()),
         }
 
     def close(self) -> None:
@@ -348,6 +351,13 @@ def _claim(record: StepRecord) -> dict[str, Any]:
     claim["copies"] = {kind.value: {"count": copy.count, "bytes": copy.bytes} for kind, copy in record.copies.items()}
     claim["fallback"] = None if record.fallback is None else record.fallback.value
     return claim
+
+
+def _step_weight_bytes(weights: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of the weights that every step reads whole; an embedding is read by the row, unless it is the LM head."""
+    apart = LM_HEAD in weights and weights[LM_HEAD].data_ptr() != weights[EMBEDDING].data_ptr()
+    storages = {tensor.data_ptr(): tensor.nbytes for name, tensor in weights.items() if name != EMBEDDING or not apart}
+    return sum(storages.values())
 
 
 def _sha(text: str) -> str:

@@ -179,7 +179,7 @@ class EngineSession(ABC):
     @abstractmethod
     def expected(self) -> Mapping[str, Any]:
         """The model facts that closed forms need: `layers`, `hidden_size`, `split_ops_per_layer`, `itemsize`,
-        `block_table_width`.
+        `block_table_width`. For the floor of a step's time: `weight_bytes`, `kv_bytes_per_token`.
         """
 
     @abstractmethod

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from harness.gpus import list_gpus
-from harness.host import NONE, UNKNOWN, Host
+from harness.host import NONE, UNKNOWN, Host, pci_address
 from harness.plan import kind_of
 
 
@@ -92,12 +92,6 @@ def parse_cpus(text: str) -> tuple[int, ...]:
         return ()
     ranges = [part.partition("-") for part in text.split(",")]
     return tuple(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))
-
-
-def pci_address(text: str) -> str:
-    """`0000:1b:00.0` of what NVML, amdsmi and torch call it; empty for anything else."""
-    found = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-9a-f]))?", text.strip().lower())
-    return f"{(found[1] or '0')[-4:].zfill(4)}:{found[2]}:{found[3]}.{found[4] or '0'}" if found else ""
 
 
 def _addresses(host: Host) -> list[str]:

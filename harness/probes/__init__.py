@@ -9,6 +9,7 @@ from harness.probes.base import Probe, ProbeContext, ProbeResult
 from harness.probes.calibration import CalibrationProbe
 from harness.probes.counters import CountersProbe
 from harness.probes.dispatch import ClaimProbe, PlanProbe
+from harness.probes.floor import FloorProbe
 from harness.probes.latency import LatencyProbe
 from harness.probes.memory import MemoryProbe
 from harness.probes.numerics import NumericsProbe
@@ -40,7 +41,7 @@ def measure(context: ProbeContext) -> ProbeResult:
         # The float32 lane judges arithmetic; its times and its ledger are nobody's serving ones. A later launch asks
         # again for what differs from process to process on broken hardware, the answers.
         latency = LatencyProbe()
-        probes += [CalibrationProbe(latency), latency, StaircaseProbe(latency)]
+        probes += [CalibrationProbe(latency), latency, StaircaseProbe(latency), FloorProbe()]
         probes += [AuditProbe(), AnatomyProbe(), RetainedProbe()]  # last: they profile, and what is timed comes first
     result = ProbeResult()
     debug = is_debug_replay(context.capture)

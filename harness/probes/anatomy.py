@@ -35,7 +35,7 @@ class AnatomyProbe:
                 if anatomy is None:
                     return ProbeResult(gates=[not_applicable("anatomy", "the engine's steps cannot be taken apart")])
                 found[str(bucket)] = anatomy.as_dict()
-                gates.append(report(f"anatomy.{bucket}", sentence(bucket, anatomy), evidence=anatomy.as_dict()))
+                gates.append(report(f"anatomy.{bucket}", sentence(bucket, anatomy)))
         return ProbeResult(gates=gates, counters={"anatomy": found})
 
 

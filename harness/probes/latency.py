@@ -68,7 +68,8 @@ class LatencyProbe:
             for bucket, batch in full_batches(context):
                 timed, seen = self._bucket(context, bucket, batch)
                 result.merge(_summary(context, bucket, batch, timed))
-                result.gates.append(conditions_gate(f"latency.conditions.{bucket}", bucket, seen))
+                result.gates.append(report(f"latency.conditions.{bucket}", f"while bucket {bucket} was timed: {seen}"))
+                result.counters.setdefault("conditions", {})[str(bucket)] = seen.as_dict()
                 cases += self._cases(context, bucket, batch, timed)
             result.gates += self._step_cost(context, cases, result)
         return result
@@ -162,10 +163,6 @@ def full_batches(context: ProbeContext) -> list[tuple[int, StepBatch]]:
     stream, _ = open_stream(context, Effort.of(context), recorded=True)
     first = next(iter(stream.rounds()))
     return [(s.bucket, s.full) for s in first.sets]
-
-
-def conditions_gate(name: str, bucket: int, seen: Conditions) -> GateResult:
-    return report(name, f"while bucket {bucket} was timed: {seen}", evidence=seen.as_dict())
 
 
 def _summary(context: ProbeContext, bucket: int, batch: StepBatch, timed: list[Timed]) -> ProbeResult:

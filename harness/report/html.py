@@ -16,6 +16,7 @@ import jinja2
 from harness.records import GateResult, LaneRecord, Latency
 from harness.report import fates, figures
 from harness.report.files import write_text
+from harness.report.parts import PART_MEANINGS, anatomy, copies, edge_plot
 from harness.report.planted import planted_faults
 from harness.report.summary import (
     GATED_WITHOUT_BASELINE,
@@ -31,6 +32,8 @@ from harness.store import RunData
 
 _TEMPLATE = "template.html.j2"
 _WORST = 3
+#: On a page of more cells than this, steps are drawn apart in the cells that are not green.
+_ALL_APART = 100
 _OPEN_AT_ONCE = 5
 _EVIDENCE_LINES = 24
 
@@ -60,6 +63,8 @@ def render_html(run: RunData) -> str:
             families=sorted(
                 {fates.gate_family(g.result.gate) for c in summary.cells for g in c.gates} & set(fates.GATE_CLAIMS)
             ),
+            taken_apart=_taken_apart(summary),
+            part_meanings=sorted(PART_MEANINGS.items()) if any(anatomy(c) for c in summary.cells) else [],
             arms=[
                 (arm, ARM_NAMES[arm])
                 for arm in ARM_NAMES
@@ -67,6 +72,12 @@ def render_html(run: RunData) -> str:
             ],
         )
     )
+
+
+def _taken_apart(summary: Summary) -> set[str]:
+    """The cells whose steps are drawn apart: a page of a thousand plots is not read, and hardly loaded."""
+    few = len(summary.cells) <= _ALL_APART
+    return {cell.id for cell in summary.cells if few or cell.tone in (fates.Tone.BAD, fates.Tone.OPEN)}
 
 
 def _environment() -> jinja2.Environment:
@@ -92,8 +103,12 @@ def _environment() -> jinja2.Environment:
         "gate_groups": gate_groups,
         "recordings": recordings,
         "capture_facts": capture_facts,
+        "other_counters": other_counters,
         "latency_tables": latency_tables,
         "staircases": staircases,
+        "edge_plot": edge_plot,
+        "anatomy": anatomy,
+        "copies": copies,
         "cell_command": cell_command,
         "explain_command": explain_command,
         "status_counts": status_counts,
@@ -177,6 +192,11 @@ def capture_facts(lane: LaneRecord) -> list[tuple[str, str]]:
     return figures.flat({key: value for key, value in lane.capture.items() if key not in _PER_BUCKET})
 
 
+def other_counters(lane: LaneRecord) -> list[tuple[str, str]]:
+    """Counters that no plot of the page shows."""
+    return figures.flat({key: value for key, value in lane.counters.items() if key not in ("staircase", "anatomy")})
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
 
@@ -199,11 +219,32 @@ def latency_tables(cell: CellView) -> list[dict[str, Any]]:
             {
                 "lane": lane,
                 "unit": unit,
-                "rows": [(x, sound(x), _against_eager(x, steps)) for x in steps],
-                "plots": [(b, strip_plot([x for x in steps if x.bucket == b], unit)) for b in buckets],
+                "rows": [(x, sound(x), _against_eager(x, steps), _floor_share(x, lane)) for x in steps],
+                "plots": [
+                    (b, strip_plot([x for x in steps if x.bucket == b], unit), _floor_text(lane, b, unit))
+                    for b in buckets
+                ],
             }
         )
     return tables
+
+
+def _floor_us(lane: LaneRecord, bucket: int) -> float | None:
+    entry = _mapping(_mapping(_mapping(lane.counters.get("floor")).get("per_bucket")).get(str(bucket)))
+    floor_us = entry.get("floor_us")
+    return float(floor_us) if figures.is_number(floor_us) and floor_us > 0 else None
+
+
+def _floor_text(lane: LaneRecord, bucket: int, unit: figures.TimeUnit) -> str:
+    floor_us = _floor_us(lane, bucket)
+    return "" if floor_us is None else f", floor {unit.text(floor_us)} {unit.name}"
+
+
+def _floor_share(steps: Latency, lane: LaneRecord) -> str:
+    """The floor over the median: what share of the measured bandwidth the step reaches."""
+    floor_us = _floor_us(lane, steps.bucket)
+    whole = floor_us is not None and sound(steps) and steps.median_us > 0
+    return f"{100 * floor_us / steps.median_us:.0f} %" if whole and floor_us is not None else figures.ABSENT
 
 
 def _against_eager(steps: Latency, all_steps: Iterable[Latency]) -> str:

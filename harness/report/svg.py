@@ -48,6 +48,11 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [n * step for n in range(first, first + most + 1) if n * step <= high + step * 1e-9]
 
 
+def axis_ticks(axis: Axis, unit: TimeUnit, most: int = 5) -> list[tuple[float, str]]:
+    """Round times on an axis of microseconds: (microseconds, label in `unit`)."""
+    return [(tick / unit.per_us, f"{tick:g}") for tick in ticks(axis.low * unit.per_us, axis.high * unit.per_us, most)]
+
+
 def arm_sorted(steps: Iterable[Latency]) -> list[Latency]:
     return sorted(steps, key=lambda x: (x.bucket, x.batch, ARM_ORDER.get(x.arm, len(ARM_ORDER)), x.arm))
 
@@ -60,12 +65,12 @@ def strip_plot(steps: Sequence[Latency], unit: TimeUnit) -> Markup:
     width, row, left, right = 320, 34, 26, 206
     axis = _time_axis(drawn, left, right)
     bottom = row * len(drawn) + 4
-    parts = [_svg(width, bottom + 18, f"Step times at bucket {drawn[0].bucket}, one dot a step")]
+    parts = [svg(width, bottom + 18, f"Step times at bucket {drawn[0].bucket}, one dot a step")]
     at = [
         (axis.at(tick / unit.per_us), f"{tick:g}") for tick in ticks(axis.low * unit.per_us, axis.high * unit.per_us, 4)
     ]
-    parts.append(_grid(f"M{_px(x)} 2V{bottom}" for x, _ in at))
-    parts += [f'<text x="{_px(x)}" y="{bottom + 13}">{text}</text>' for x, text in at]
+    parts.append(grid(f"M{px(x)} 2V{bottom}" for x, _ in at))
+    parts += [f'<text x="{px(x)}" y="{bottom + 13}">{text}</text>' for x, text in at]
     for line, arm in enumerate(drawn):
         parts.append(_strip(arm, axis, unit, top=line * row + 4, height=row - 8))
     return Markup("".join([*parts, "</svg>"]))  # numbers and escaped names only
@@ -87,19 +92,25 @@ def _strip(steps: Latency, axis: Axis, unit: TimeUnit, top: float, height: float
     middle = top + height / 2
     gap = height / max(len(steps.samples_us) - 1, 1)
     near = [(axis.at(us), top + i * gap) for i, us in enumerate(steps.samples_us) if us <= axis.high]
-    dots = "".join(f"M{_px(x)} {y:.0f}h0" for x, y in near)
+    dots = _dots([(round(x), round(y)) for x, y in near])  # a dot is wider than a pixel
     far = len(steps.samples_us) - len(near)
     low, high, median = axis.at(steps.p25_us), axis.at(steps.p75_us), axis.at(steps.median_us)
     spread = unit.spread(steps.median_us, steps.p25_us, steps.p75_us)
     beyond = f"<title>{far} slower, up to {unit.text(max(steps.samples_us))} {unit.name}</title>"
-    mark = f'<text class="far" x="{axis.end + 6}" y="{_px(middle + 4)}">▸{beyond}</text>' if far else ""
+    mark = f'<text class="far" x="{axis.end + 6}" y="{px(middle + 4)}">▸{beyond}</text>' if far else ""
     return (
-        f'<g class="arm-{escape(steps.arm)}"><text class="name" x="4" y="{_px(middle + 4)}">{escape(steps.arm)}</text>'
-        f'<path class="band" d="M{_px(low)} {_px(top)}H{_px(max(high, low + 1))}V{_px(top + height)}H{_px(low)}z"/>'
+        f'<g class="arm-{escape(steps.arm)}"><text class="name" x="4" y="{px(middle + 4)}">{escape(steps.arm)}</text>'
+        f'<path class="band" d="M{px(low)} {px(top)}H{px(max(high, low + 1))}V{px(top + height)}H{px(low)}z"/>'
         f'<path class="dots" d="{dots}"/>'
-        f'<path class="median" d="M{_px(median)} {_px(top - 2)}V{_px(top + height + 2)}"/>{mark}'
-        f'<text class="value" x="{axis.end + 14}" y="{_px(middle + 4)}">{spread}</text></g>'
+        f'<path class="median" d="M{px(median)} {px(top - 2)}V{px(top + height + 2)}"/>{mark}'
+        f'<text class="value" x="{axis.end + 14}" y="{px(middle + 4)}">{spread}</text></g>'
     )
+
+
+def _dots(at: Sequence[tuple[int, int]]) -> str:
+    """A path of dots, each from the one before: a page holds thousands."""
+    before = [(0, 0), *at]
+    return "".join(f"m{x - left} {y - top}h0" for (x, y), (left, top) in zip(at, before, strict=False))
 
 
 def staircase(steps: Sequence[Latency], buckets: Iterable[int], unit: TimeUnit, top_us: float) -> Markup:
@@ -111,11 +122,11 @@ def staircase(steps: Sequence[Latency], buckets: Iterable[int], unit: TimeUnit, 
     width, height = 320, 176
     x_axis = Axis(0, max(_rows(x) for x in drawn) * 1.02, 40, width - 30)
     y_axis = Axis(0, top_us * 1.06, height - 26, 8)
-    parts = [_svg(width, height, "Step time against live rows")]
+    parts = [svg(width, height, "Step time against live rows")]
     at = [(y_axis.at(tick / unit.per_us), f"{tick:g}") for tick in ticks(0, y_axis.high * unit.per_us, 5)]
-    parts.append(_grid(f"M40 {_px(y)}H{width - 30}" for y, _ in at))
-    parts += [f'<text class="left" x="34" y="{_px(y + 4)}">{text}</text>' for y, text in at]
-    parts += _row_ticks(sorted({_rows(x) for x in drawn}), x_axis, height)
+    parts.append(grid(f"M40 {px(y)}H{width - 30}" for y, _ in at))
+    parts += [f'<text class="left" x="34" y="{px(y + 4)}">{text}</text>' for y, text in at]
+    parts += row_ticks(sorted({_rows(x) for x in drawn}), x_axis, height)
     ends: list[tuple[float, str]] = []
     for arm in sorted({x.arm for x in drawn}, key=lambda name: ARM_ORDER[name]):
         series = sorted((x for x in drawn if x.arm == arm), key=_rows)
@@ -129,14 +140,14 @@ def _rows(steps: Latency) -> int:
     return steps.batch if steps.phase == "decode" else steps.bucket
 
 
-def _row_ticks(rows: list[int], axis: Axis, height: int) -> list[str]:
+def row_ticks(rows: list[int], axis: Axis, height: int) -> list[str]:
     """A label at each measured row count, from the largest down, leaving out what would overlap."""
     parts: list[str] = []
     last = math.inf
     for count in reversed(rows):
         x = axis.at(count)
         if last - x >= 22:
-            parts.append(f'<text x="{_px(x)}" y="{height - 10}">{count}</text>')
+            parts.append(f'<text x="{px(x)}" y="{height - 10}">{count}</text>')
             last = x
     return parts
 
@@ -148,13 +159,13 @@ def _series(arm: str, series: Sequence[Latency], recorded: set[int], x_axis: Axi
         here, y = x_axis.at(_rows(x)), y_axis.at(x.median_us)
         if x.bucket in recorded:
             start = x_axis.at(before_rows)
-            line += f"M{_px(start)} {_px(y)}H{_px(here)}"
-            band += f"M{_px(start)} {_px(y_axis.at(x.p75_us))}H{_px(here)}V{_px(y_axis.at(x.p25_us))}H{_px(start)}z"
+            line += f"M{px(start)} {px(y)}H{px(here)}"
+            band += f"M{px(start)} {px(y_axis.at(x.p75_us))}H{px(here)}V{px(y_axis.at(x.p25_us))}H{px(start)}z"
             before = "M"
         else:
-            line += f"{before}{_px(here)} {_px(y)}"
+            line += f"{before}{px(here)} {px(y)}"
             before = "L"
-        dots += f"M{_px(here)} {_px(y)}h0"
+        dots += f"M{px(here)} {px(y)}h0"
         before_rows = _rows(x)
     return (
         f'<g class="arm-{escape(arm)}"><path class="band" d="{band}"/><path class="line" d="{line}"/>'
@@ -168,19 +179,19 @@ def _end_labels(ends: list[tuple[float, str]], x: float) -> list[str]:
     last = -math.inf
     for y, arm in sorted(ends):
         last = max(y, last + 12)
-        parts.append(f'<text class="end arm-{escape(arm)}" x="{x}" y="{_px(last + 4)}">{escape(arm)}</text>')
+        parts.append(f'<text class="end arm-{escape(arm)}" x="{x}" y="{px(last + 4)}">{escape(arm)}</text>')
     return parts
 
 
-def _px(pixels: float) -> str:
+def px(pixels: float) -> str:
     """To a tenth of a pixel and without a trailing zero: a page holds thousands of them."""
     return f"{pixels:.1f}".removesuffix(".0")
 
 
-def _grid(lines: Iterable[str]) -> str:
+def grid(lines: Iterable[str]) -> str:
     return f'<path class="grid" d="{"".join(lines)}"/>'
 
 
-def _svg(width: int, height: int, label: str) -> str:
+def svg(width: int, height: int, label: str) -> str:
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     return f'<svg {size} role="img" aria-label="{escape(label)}">'

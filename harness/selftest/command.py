@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from harness import machine
+from harness.comparison.compare import reserved
 from harness.errors import IncompleteError
 from harness.plan import Plan
 from harness.report.files import write_text
@@ -52,9 +53,10 @@ def run_selftest(plan: Plan, results: Path, *, full: bool, say: Callable[[str], 
     test = SelfTest(plan, effort, CHECKOUT, logs, say, journal, lambda lines: keep(lines, False))
     lines: list[Line] = []
     try:
-        for line in test.run():
-            say(str(line))
-            lines.append(line)
+        with reserved(plan, say) as test.plan:
+            for line in test.run():
+                say(str(line))
+                lines.append(line)
     except KeyboardInterrupt:
         for line in test.lines():
             say(str(line))

@@ -6,15 +6,16 @@ timed block. The GPU is found by its PCI address, since telemetry counts all of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 from harness.gpus import event_reasons, known_facts, load_optional, violations_now
-from harness.host import UNKNOWN
+from harness.host import UNKNOWN, pci_address
 
-FACTS = ("clock_mhz", "power_w", "temperature_c", "throttling", "users", "violations")
+FACTS = ("clock_mhz", "power_w", "temperature_c", "throttling", "users", "others", "violations")
 
 
 class GpuSensors:
@@ -61,6 +62,7 @@ def _amd(smi: Any, address: str) -> dict[str, Callable[[], Any]] | None:
         "throttling": lambda: violations_now(smi.amdsmi_get_violation_status(handle)),
         "violations": lambda: _counted(smi.amdsmi_get_violation_status(handle)),
         "users": lambda: len(smi.amdsmi_get_gpu_process_list(handle)),
+        "others": lambda: _others(process["pid"] for process in smi.amdsmi_get_gpu_process_list(handle)),
     }
 
 
@@ -81,14 +83,18 @@ def _nvidia(nvml: Any, address: str) -> dict[str, Callable[[], Any]] | None:
         "throttling": lambda: event_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
         "violations": lambda: _violation_ns(nvml, handle),
         "users": lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        "others": lambda: _others(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
     }
 
 
-def _same(said: Any, address: str) -> bool:
-    from harness.execution.slots import pci_address
+def _others(pids: Iterable[int]) -> int:
+    """Processes but this one. A container may be told the node's numbers, and then it counts itself among them."""
+    return sum(pid != os.getpid() for pid in pids)
 
+
+def _same(said: Any, address: str) -> bool:
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-    return bool(address) and pci_address(text) == address
+    return bool(pci_address(address)) and pci_address(text) == pci_address(address)
 
 
 def _power(info: dict[str, Any]) -> Any:

@@ -128,7 +128,13 @@ def lane_record(cell: Cell, lane: str = "serving", **changes: Any) -> LaneRecord
         "phase": Phase.TEARDOWN,
         "gates": sound_gates(lane),
         "latency": latency(cell["workload"], seed=len(cell.id)) if lane == "serving" else [],
-        "counters": {"steps": 412, "replayed_steps": 412 if recorded else 0, "fallbacks": {}, "kv_bytes": 41_287_680},
+        "counters": {
+            "steps": 412,
+            "replayed_steps": 412 if recorded else 0,
+            "fallbacks": {},
+            "kv_bytes": 41_287_680,
+            **(parts_of_a_step() if recorded and lane == "serving" and cell["workload"] == "decode" else {}),
+        },
         "capture": {
             "capture_s": 1.31,
             "compile_s": 14.2,
@@ -148,6 +154,36 @@ def lane_record(cell: Cell, lane: str = "serving", **changes: Any) -> LaneRecord
         "worker": 4211,
     }
     return LaneRecord(**(fields | changes))
+
+
+def parts_of_a_step() -> dict[str, Any]:
+    """The staircase and the anatomy that a decode cell with graphs leaves."""
+    stairs = [(1, 1), (2, 2), (3, 4), (4, 4), (5, None)]
+    rows = [
+        {
+            "batch": batch,
+            "bucket": bucket,
+            "median_us": 20_000.0 + 2_500 * (bucket or 9),
+            "p25_us": 19_500.0 + 2_500 * (bucket or 9),
+            "p75_us": 21_000.0 + 2_500 * (bucket or 9),
+            "samples": 5,
+            "pad_share": 1 - batch / bucket if bucket else 0.0,
+        }
+        for batch, bucket in stairs
+    ]
+    us = {"dispatch": 900.0, "staging": 40.0, "launch": 0.0, "replay": 24_000.0, "gaps": 0.0, "regions": 4_100.0}
+    anatomy = {"clock": "host", "total_us": 30_300.0, "output_us": 1_260.0, **{f"{k}_us": v for k, v in us.items()}}
+    copied = {
+        "staging": {"count": 5, "bytes": 4_000},
+        "handoff": {"count": 0, "bytes": 0},
+        "output": {"count": 1, "bytes": 9_000},
+    }
+    return {
+        "staircase": rows,
+        "anatomy": {str(bucket): anatomy for bucket in BUCKETS["decode"]},
+        "per_bucket": {str(bucket): {"segments": 31, "regions": 30, "copies": copied} for bucket in BUCKETS["decode"]},
+        "floor": {"bandwidth_bytes_s": 2e10, "per_bucket": {"1": {"bytes": 270_000_000, "floor_us": 13_500.0}}},
+    }
 
 
 def header(cells: Iterable[Cell], declared: Mapping[str, str] | None = None, **changes: Any) -> RunHeader:

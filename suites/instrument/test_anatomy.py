@@ -1,5 +1,5 @@
-"""A step that became slower says so; which part of it did, nobody could tell. The parts are read from a profile, and here
-the profiles are written by hand, so that the truth is known.
+"""A step that became slower says so; which part of it did, nobody could tell. The parts are read from a profile, and
+here the profiles are written by hand, so that the truth is known.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 from harness.baselines import Baseline, accept, baseline_file, describe_changes, dump, entry_of, load_baseline
 from harness.errors import INCOMPLETE, PASS, UsageError
 from harness.exact_counts import Direction, changes, direction, exact_counts
-from harness.records import Fate, GateResult, LaneRecord, Latency, Phase, RunHeader, Status
+from harness.records import PROTOCOL_VERSION, Fate, GateResult, LaneRecord, Latency, Phase, RunHeader, Status
 from harness.standing import Standing, baseline_gates, find_baseline, hold_against
 from harness.store import RunData, RunStore, load_run
 from harness.verdicts import added_gates, conclude
@@ -78,7 +78,14 @@ def lane(
 
 def baseline(*lanes: LaneRecord, **more: Any) -> Baseline:
     cells = {one.cell: {one.lane: entry_of(one, header(run="then"))} for one in lanes or (lane(),)}
-    fields = {"protocol": "1", "profile": "fake", "series": "cpu-x", "device": "cpu", "probes": "", "machine": {}}
+    fields = {
+        "protocol": PROTOCOL_VERSION,
+        "profile": "fake",
+        "series": "cpu-x",
+        "device": "cpu",
+        "probes": "",
+        "machine": {},
+    }
     return Baseline(cells=cells, **{**fields, **more})
 
 

@@ -4,6 +4,7 @@ slower, and nothing in the record said so. The machine is read around every bloc
 
 from __future__ import annotations
 
+import os
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_nvml_is_asked_about_the_gpu_at_the_address_and_a_missing_call_costs_onl
         nvmlDeviceGetPowerUsage=lambda handle: 412_000,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0b100,
         nvmlDeviceGetViolationStatus=lambda handle, policy: SimpleNamespace(violationTime=5),
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: [1, 2],
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=pid) for pid in (1, os.getpid())],
     )
     read = open_sensors("0000:9d:00.0", load={"pynvml": nvml}.get).read()
     assert read == {
@@ -115,6 +116,7 @@ def test_nvml_is_asked_about_the_gpu_at_the_address_and_a_missing_call_costs_onl
         "temperature_c": UNKNOWN,
         "throttling": "power_cap",
         "users": 2,
+        "others": 1,
         "violations": 10,
     }
 

@@ -8,14 +8,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from harness.checkup.finding import Finding
+from harness.checkup import gpu
+from harness.checkup.finding import Finding, Patient
 from harness.doctor import choose_device, diagnose
 from harness.errors import UnfitError, UsageError
-from harness.host import Host, Outcome, TorchFacts
+from harness.host import UNKNOWN, Host, Outcome, TorchFacts
 from suites.instrument.fake_host import CPU_TORCH, CUDA_TORCH, MI300X, ROCM_TORCH, answer, make_host
 
 AMD_NODES = {"/dev/kfd": "", "/dev/dri/renderD128": ""}
@@ -340,3 +342,21 @@ def test_this_machine_can_be_examined_and_nothing_raises() -> None:
     assert {"python", "torch", "gpu", "compiler", "variables", "asv", "results", "disk", "memory", "load"} <= {
         finding.name for finding in findings
     }
+
+
+@pytest.mark.parametrize(
+    ("users", "said"),
+    [
+        (2, ["Other processes use the GPUs: GPU 0 by 2; timings beside them mean nothing."]),
+        (0, ["Nobody else uses the GPUs."]),
+        (UNKNOWN, []),
+    ],
+)
+def test_other_users_of_a_gpu_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users: int | str, said: list[str]
+) -> None:
+    sensors = SimpleNamespace(read=lambda: {"others": users})
+    monkeypatch.setattr(gpu, "open_sensors", lambda address: sensors)
+    monkeypatch.setattr(gpu, "list_gpus", lambda host: [{"pci": "0000:1b:00.0"}])
+    host = make_host(tmp_path, torch=CUDA_TORCH)
+    assert [finding.message for finding in gpu.check_users(Patient(host, host.torch(), "cuda", tmp_path))] == said

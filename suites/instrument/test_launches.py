@@ -14,11 +14,12 @@ from harness.profile import MODES, Profile
 from harness.profiles import load_profile
 from harness.records import Fate
 from harness.report.view import cell_views
-from harness.store import list_runs, load_run, unit_id
+from harness.store import RunData, list_runs, load_run, unit_id
+from harness.verdicts import conclude
 from suites.instrument.fake_engine import FakeEngine
 from suites.instrument.spine import fake_environment, fake_profile, harness, write_profile
 
-LAUNCHES = 6
+LAUNCHES = 3
 
 
 def launched_profile(folder: Path, **replacements: str) -> Path:
@@ -66,48 +67,45 @@ def test_units_of_one_worker_are_of_one_launch(tmp_path: Path) -> None:
         assert len(group) == 2
 
 
-def test_a_cell_that_is_wrong_in_two_launches_of_six_is_wrong_and_says_in_how_many(tmp_path: Path) -> None:
+def test_a_cell_that_is_wrong_in_one_launch_of_three_is_wrong_and_says_in_how_many(tmp_path: Path) -> None:
     env = fake_environment({"mode=FULL": "wrong in every third launch"}, tmp_path / "journal")
-    code, out, err = harness("signoff", "--profile", str(launched_profile(tmp_path)), cwd=tmp_path, env=env)
+    code, out, err = harness(
+        "signoff", "--profile", str(launched_profile(tmp_path)), cwd=tmp_path, env=env, timeout_s=280
+    )
     assert code == 1, out + err
     run = load_run(list_runs(tmp_path / "results" / "runs")[0])
     assert run.verdict is not None
     good, bad = run.verdict.cells
     assert (good.fate, good.launches, good.bad_launches) == (Fate.MEASURED, LAUNCHES, 0)
-    assert "bad launches: 0 of 6 (95 % bounds 0.0 to 39.3 %)" in good.reason
-    assert (bad.fate, bad.launches, bad.bad_launches) == (Fate.WRONG, LAUNCHES, 2)
+    assert "bad launches: 0 of 3 (95 % bounds 0.0 to 63.2 %)" in good.reason
+    assert (bad.fate, bad.launches, bad.bad_launches) == (Fate.WRONG, LAUNCHES, 1)
     assert "launch 2" in bad.reason
-    assert "2 of 6" in bad.reason
+    assert "1 of 3" in bad.reason
     verdict = run.verdict
     assert verdict.expected == verdict.executed == verdict.stored == verdict.reported == 2 * LAUNCHES
     assert {unit_id(lane.cell, lane.lane, lane.launch) for lane in run.lanes} == set(run.header.units)
     shown = {lane.lane for cell in cell_views(run) for lane in cell.lanes}
-    assert shown == {"serving", "serving, launch 2", "serving, launch 5"}
+    assert shown == {"serving", "serving, launch 2"}
 
 
-def test_launches_without_a_bad_one_are_said_with_their_bound(tmp_path: Path) -> None:
+def test_launches_without_a_bad_one_are_said_with_their_bound_and_a_lost_one_is_missed(tmp_path: Path) -> None:
     path = launched_profile(tmp_path, mode='["FULL"]')
-    code, out, err = harness("signoff", "--profile", str(path), cwd=tmp_path, env=fake_environment())
+    code, out, err = harness("signoff", "--profile", str(path), cwd=tmp_path, env=fake_environment(), timeout_s=240)
     assert code == 0, out + err
-    assert "afresh 6 times and no launch was bad: at 95 % that bounds bad launches below 39.3 %" in out
-    _, listed, _ = harness("cells", "--profile", str(path), cwd=tmp_path, env=fake_environment())
-    assert "6 x serving (bfloat16)" in listed
-    assert "bounds bad launches below 39.3 %" in listed
-
-
-def test_a_launch_that_left_no_record_leaves_its_cell_not_run(tmp_path: Path) -> None:
-    from harness.records import RunHeader
-    from harness.store import RunData
-    from harness.verdicts import conclude
-
-    path = launched_profile(tmp_path, mode='["FULL"]')
-    harness("signoff", "--profile", str(path), cwd=tmp_path, env=fake_environment())
+    said = " ".join(out.split())
+    assert "afresh 3 times and no launch was bad: at 95 % that bounds bad launches below 63.2 %" in said
     run = load_run(list_runs(tmp_path / "results" / "runs")[0])
-    assert isinstance(run.header, RunHeader)
-    short = RunData(run.header, [lane for lane in run.lanes if lane.launch != 3])
+    short = RunData(run.header, [lane for lane in run.lanes if lane.launch != 1])
     (cell,) = conclude(short, executed=LAUNCHES, finished="", seconds=0.0).cells
     assert cell.fate is Fate.NOT_RUN
-    assert "serving/3" in cell.reason
+    assert "serving/1" in cell.reason
+
+
+def test_the_list_of_cells_says_how_often_each_is_launched(tmp_path: Path) -> None:
+    path = launched_profile(tmp_path, mode='["FULL"]')
+    _, listed, _ = harness("cells", "--profile", str(path), cwd=tmp_path, env=fake_environment())
+    assert "3 x serving (bfloat16)" in listed
+    assert "bounds bad launches below 63.2 %" in listed
 
 
 def test_launches_below_one_are_refused(tmp_path: Path) -> None:

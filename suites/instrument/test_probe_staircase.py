@@ -4,14 +4,17 @@ Every bucket is entered at its edges, and a step that its bucket does not explai
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from harness.engines.base import Arm, PadFill, StepBatch, StepResult
 from harness.probes.base import ProbeResult
 from harness.probes.latency import LatencyProbe
 from harness.probes.staircase import StaircaseProbe, edge_batches
+from harness.profile import Budget
 from harness.records import Status
 from suites.instrument.probe_bench import context_of, gate
 from suites.instrument.toy_session import ToySession
@@ -67,12 +70,22 @@ def test_time_that_grows_faster_than_the_rows_computed_is_a_cliff() -> None:
     assert found.where == "arm R, between 2 and 3 rows"
 
 
-def test_a_ladder_with_too_much_padding_is_red_by_arithmetic_alone() -> None:
-    found = gate(climbed(ladder=[1, 4]), "closed.padding")
-    assert (found.status, found.measured) == (Status.PASS, 0.5)
-    found = gate(climbed(ladder=[4]), "closed.padding")
-    assert (found.status, found.measured) == (Status.FAIL, 0.75)
-    assert "bucket 4 is entered with 75 % pad rows" in found.message
+@pytest.mark.parametrize(("ladder", "status"), [([1, 4], Status.PASS), ([4], Status.FAIL)])
+def test_a_ladder_with_more_padding_than_the_profile_allows_is_red_by_arithmetic_alone(
+    ladder: list[int], status: Status
+) -> None:
+    context = context_of(Paced, input_sets=2, ladder=ladder)
+    profile = msgspec.structs.replace(context.profile, budget=Budget(pad_share=0.5))
+    session = context.session
+    assert isinstance(session, Paced)
+    probe = StaircaseProbe(LatencyProbe(clock=lambda: session.now_ns))
+    found = gate(probe.run(replace(context, profile=profile)), "closed.padding")
+    assert (found.status, found.measured) == (status, {1: 0.75, 2: 0.5}[len(ladder)])
+    assert "bucket 4 is entered with" in found.message
+
+
+def test_a_profile_that_states_no_limit_only_says_how_much_is_padding() -> None:
+    assert gate(climbed(ladder=[4]), "closed.padding").status is Status.PASS
 
 
 @pytest.mark.parametrize(

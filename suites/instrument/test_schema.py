@@ -17,7 +17,7 @@ from suites.instrument.spine import CHECKOUT
 
 COMMITTED = CHECKOUT / "docs" / "records.schema.json"
 SCHEMA = records_schema()
-PYTHON = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
+PYTHON: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
 PAIR = PairRecord(
     cell="a", item="a@1", number=1, again=False, order=["A"], blocks_us=[[1.0]], log_ratio=0.0, started=""
 )
