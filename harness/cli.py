@@ -135,9 +135,8 @@ def signoff(
         filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed, debug_replay)
         pair = (baseline, candidate, baseline_python, candidate_python)
         revisions = Revisions(baseline or ".", candidate or ".", *pair[2:]) if any(pair) else None
-        order = Order(
-            profile, filters, device, results, fresh, _command(), not (no_baseline or debug_replay), revisions
-        )
+        use_baseline = not (no_baseline or debug_replay)
+        order = Order(profile, filters, device, results, fresh, _command(), use_baseline, revisions)
         done, data = _execute(order, "signoff")
         assert data.verdict is not None
         console = _console()

@@ -115,9 +115,13 @@ class Recording:
     module: weakref.ref[nn.Module] | None = None
     replays: int = 0
 
+    def graphs(self) -> list[Graph]:
+        """The graphs of the segments, in the order of their launches."""
+        return [step.graph for step in self.steps if isinstance(step, Segment)]
+
     @property
     def segments(self) -> int:
-        return sum(isinstance(step, Segment) for step in self.steps)
+        return len(self.graphs())
 
     @property
     def regions(self) -> int:

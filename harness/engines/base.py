@@ -132,8 +132,8 @@ class EngineSession(ABC):
         """Warm up, compile and record everything the cell's mode asks for. Returns what the engine claims of it:
 
         `capture_s`, `compile_s`, `buckets` {phase: [rows]}, `segments` and `regions` {bucket: n}, `nodes` {bucket: n},
-        `pool_bytes`, `pool_bytes_largest` (after the largest bucket alone), `compiles` (deltas of the compile counters),
-        and `debug_replay`: whether segments run eagerly in place of recorded graphs, as `options["debug_replay"]` asks.
+        `pool_bytes`, `pool_bytes_largest` (after the largest bucket alone), `compiles` (deltas of the compile
+        counters), and `debug_replay`: whether segments run eagerly, as `options["debug_replay"]` asks.
         """
 
     @abstractmethod
@@ -142,6 +142,13 @@ class EngineSession(ABC):
 
     def observed(self, batch: StepBatch, arm: Arm, *, rows: int | None = None) -> Observed | None:
         """Run one step, as `step` does, and count it from outside the engine's ledger; None if nobody can."""
+        return None
+
+    def carried_over(self, batch: StepBatch) -> Sequence[str] | None:
+        """Replay one step and say what its recording read as it found it and left changed; None if nobody can tell.
+
+        Such memory hands one replay's values to the next: a counter that only its allocation cleared, a stale sum.
+        """
         return None
 
     @abstractmethod

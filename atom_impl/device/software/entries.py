@@ -49,16 +49,19 @@ class Entry:
 
 
 class RecordedOp(NamedTuple):
-    """One launch for an auditor: its name, its tensors (aliases), and its host scalars by value with their place."""
+    """One launch for an auditor: its name, its tensors (aliases), its host scalars by value with their place, and the
+    file and line that made it.
+    """
 
     name: str
     tensors: tuple[torch.Tensor, ...]
     scalars: tuple[tuple[str, Any], ...]
+    site: str = ""
 
 
 def describe(entry: Entry) -> RecordedOp:
     arguments = {**{str(position): value for position, value in enumerate(entry.args)}, **entry.kwargs}
-    return RecordedOp(entry.name, tuple(tensors_in(arguments)), tuple(_scalars(arguments)))
+    return RecordedOp(entry.name, tuple(tensors_in(arguments)), tuple(_scalars(arguments)), entry.site)
 
 
 def _scalars(arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
