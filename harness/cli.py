@@ -50,6 +50,7 @@ DebugReplay = Annotated[
         "--debug-replay", help="Run every segment eagerly through the replay path: no kernel is replayed, never a pass."
     ),
 ]
+Soak = Annotated[int | None, typer.Option(help="Interleaved replays at the end of each cell, such as 1000.")]
 NoBaseline = Annotated[bool, typer.Option("--no-baseline", help="Do not look for an accepted baseline, and say so.")]
 Pinned = Annotated[str, typer.Option(help="Commit of the pinned release: growth counts from it.")]
 StepLimit = Annotated[float, typer.Option(help="Relative step that counts: 0.05 is 5 %.")]
@@ -97,10 +98,11 @@ def run(
     seed: Seed = None,
     fresh: Fresh = False,
     debug_replay: DebugReplay = False,
+    soak: Soak = None,
 ) -> None:
     """Measure and record the cells without judging them; `signoff` judges."""
     with _one_ending():
-        filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed, debug_replay)
+        filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed, debug_replay, soak)
         order = Order(profile, filters, device, results, fresh, _command())
         _, data = _execute(order, "run")
         print_records(data, _console())
@@ -122,6 +124,7 @@ def signoff(
     fresh: Fresh = False,
     no_baseline: NoBaseline = False,
     debug_replay: DebugReplay = False,
+    soak: Soak = None,
     baseline: Annotated[str | None, typer.Option(help="Also time the engine against this revision (or `.`).")] = None,
     candidate: Annotated[str | None, typer.Option(help="Revision to sign off; the checkout as it stands.")] = None,
     baseline_python: BaselinePython = None,
@@ -132,7 +135,7 @@ def signoff(
         from harness.comparison.sides import Revisions
         from harness.report.text import print_table
 
-        filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed, debug_replay)
+        filters = _filters(engine, model, level, mode, workload, ladder, dtype, seed, debug_replay, soak)
         pair = (baseline, candidate, baseline_python, candidate_python)
         revisions = Revisions(baseline or ".", candidate or ".", *pair[2:]) if any(pair) else None
         use_baseline = not (no_baseline or debug_replay)
@@ -443,9 +446,10 @@ def _filters(
     dtype: str | None,
     seed: int | None = None,
     debug_replay: bool = False,
+    soak: int | None = None,
 ) -> Filters:
     lists = (engine or [], model or [], level or [], mode or [], workload or [], ladder or [])
-    return Filters(*lists, dtype=dtype, seed=seed, debug_replay=debug_replay)
+    return Filters(*lists, dtype=dtype, seed=seed, debug_replay=debug_replay, soak=soak)
 
 
 def _limits(step: float, drift: float, pinned: str) -> Limits:
