@@ -104,11 +104,12 @@ class Spans:
             run_region(recording, *args)
             self._regions += (now() - begun) / 1e3
 
-        Recording.replay, Recording._run_region = timed_replay, timed_region  # type: ignore[method-assign]
+        recordings: Any = Recording
+        recordings.replay, recordings._run_region = timed_replay, timed_region
         try:
             yield
         finally:
-            Recording.replay, Recording._run_region = replay, run_region  # type: ignore[method-assign]
+            recordings.replay, recordings._run_region = replay, run_region
 
 
 def make_runner(model: str, mode: str, level: int, device: str) -> ModelRunner:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atom_impl.config import CUDAGraphMode
+from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.utils.forward_mode import ForwardMode
 from atom_impl.utils.step_ledger import Fallback, StepRecord
 from tools import truth_table
@@ -40,12 +41,12 @@ def test_a_step_that_runs_eagerly_shows_on_the_page_with_its_reason(monkeypatch:
     def downgraded(**asked: object) -> ForwardMode:
         return decide(**(asked | {"allow_graphs": Fallback.GRAPHS_OFF}))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(truth_table.ModelRunner, "decide", lambda self, **asked: downgraded(**_arguments(self, asked)))
+    monkeypatch.setattr(ModelRunner, "decide", lambda self, **asked: downgraded(**_arguments(self, asked)))
     found = serve(0, "FULL", {})["decode"]
     assert (found.form(), found.record.fallback) == ("eager", Fallback.GRAPHS_OFF)
 
 
-def _arguments(runner: truth_table.ModelRunner, asked: dict[str, object]) -> dict[str, object]:
+def _arguments(runner: ModelRunner, asked: dict[str, object]) -> dict[str, object]:
     return {
         "mode": runner.config.requested_mode,
         "is_prefill": asked["is_prefill"],
