@@ -236,7 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runner.close()
         reset_graph_pool()
     record = {
-        "command": f"python -m tools.replay_overhead --out results/records/<machine>/{asked.out.name}",
+        "command": f"python -m tools.replay_overhead --out results/records/<machine>/{asked.out.name} "
+        f"--device {asked.device} --model {model} --level {asked.level}",
         "unit": f"us: first quartile, median, third quartile of {SAMPLES} samples",
         "host_clock": "wall time" if asked.device == "cuda" else "CPU time of the thread",
         "graphs": "torch.cuda.CUDAGraph" if asked.device == "cuda" else "software graph: host and device are one",
