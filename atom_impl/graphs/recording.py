@@ -137,7 +137,7 @@ class Recording:
 
     @property
     def segments(self) -> int:
-        return len(self.graphs())
+        return sum(isinstance(step, Segment) for step in self.steps)
 
     @property
     def regions(self) -> int:
@@ -167,8 +167,9 @@ class Recording:
                 self._run_region(step, record)
         self.replays += 1
         if record is not None:
-            record.segments += self.segments
-            record.regions += self.regions
+            segments = self.segments
+            record.segments += segments
+            record.regions += len(self.steps) - segments
             record.add_copies(self.copies)
         return self.outputs
 

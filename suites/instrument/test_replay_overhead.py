@@ -43,6 +43,10 @@ def test_the_record_holds_both_modes_at_every_bucket_and_says_what_the_graphs_we
         assert row["effective_mode"] == row["mode"]
         assert row["step"]["host_us"][1] > row["replay_host_us"][1] > row["regions_host_us"][1] >= 0
         assert row["bare_loop"]["host_us"][1] > 0
+        assert row["launches_host_us"][1] > 0
+        spans = ("regions_host_us", "launches_host_us", "bookkeeping_host_us")
+        assert row["replay_host_us"][0] <= sum(row[name][2] for name in spans)
+        assert 0 < row["bookkeeping_host_us"][1] < row["replay_host_us"][1]
         assert (row["regions_host_us"][1] > 0) is (row["mode"] == "TR_HYBRID")
     assert record["split"]["kernels"] == replay_overhead.SEGMENTS * replay_overhead.KERNELS_EACH
     assert f"host_us_more_for_{replay_overhead.SEGMENTS}_graphs" in record["split"]
