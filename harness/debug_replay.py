@@ -1,4 +1,4 @@
-"""A run in which every segment runs eagerly through the real replay path: it tells bookkeeping faults from kernel faults.
+"""A run whose segments run eagerly through the real replay path, which tells bookkeeping faults from kernel faults.
 
 Its gates are green for a kernel that a capture holds wrongly, which is what it is for, and why such a run once read as
 a sign-off of graphs that nobody had replayed. So the record says what it was, and the verdict is never a pass.

@@ -27,12 +27,14 @@ class Filters:
     dtype: str | None = None
     seed: int | None = None
     debug_replay: bool = False
+    soak: int | None = None  # interleaved replays at the end of each cell
 
     def named(self) -> dict[str, list[str]]:
         """What was narrowed, as text for the record."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         debug_replay = ["on"] if given.pop("debug_replay") else []
-        lists = {name: [value] if name in ("dtype", "seed") else list(value) for name, value in given.items()}
+        single = ("dtype", "seed", "soak")
+        lists = {name: [value] if name in single else list(value) for name, value in given.items()}
         lists["debug_replay"] = debug_replay
         return {name: [str(v) for v in values] for name, values in lists.items() if values not in ([], [None])}
 
@@ -50,6 +52,8 @@ def narrow(profile: Profile, filters: Filters) -> Profile:
         numerics = msgspec.structs.replace(numerics, serving_dtype=dict.fromkeys(DEVICES, filters.dtype))
     if filters.seed is not None:
         numerics = msgspec.structs.replace(numerics, seed=filters.seed)
+    if filters.soak is not None:
+        numerics = msgspec.structs.replace(numerics, soak_steps=filters.soak)
     narrowed = msgspec.structs.replace(
         profile,
         axes=msgspec.structs.replace(profile.axes, **axes),

@@ -11,7 +11,8 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -100,6 +101,21 @@ class InputSlot:
             _note(record, CopyKind.PADDING, own[rows:].nbytes)
 
 
+class MetadataLeaf(NamedTuple):
+    """One tensor of the metadata: its path, how it is found in a live step's metadata, and where it lay."""
+
+    path: str
+    find: Callable[[Any], Any]
+    address: int
+
+    def moved(self, live: Any) -> bool:
+        try:
+            tensor = self.find(live)
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return False  # a step without it reads it nowhere by this name
+        return isinstance(tensor, torch.Tensor) and tensor.data_ptr() != self.address
+
+
 @dataclass
 class Recording:
     """What `replay` runs. `outputs` are views of memory outside the pool; the next replay overwrites them."""
@@ -110,10 +126,14 @@ class Recording:
     inputs: list[InputSlot] = field(default_factory=list)
     outputs: Any = None
     copies: dict[CopyKind, CopyCount] = field(default_factory=dict)  # of one replay, within the segments
-    metadata: dict[str, int] = field(default_factory=dict)  # leaf path -> address
+    metadata: list[MetadataLeaf] = field(default_factory=list)
     weights: dict[str, int] = field(default_factory=dict)  # name -> address
     module: weakref.ref[nn.Module] | None = None
     replays: int = 0
+
+    def graphs(self) -> list[Graph]:
+        """The graphs of the segments, in the order of their launches."""
+        return [step.graph for step in self.steps if isinstance(step, Segment)]
 
     @property
     def segments(self) -> int:
@@ -147,8 +167,9 @@ class Recording:
                 self._run_region(step, record)
         self.replays += 1
         if record is not None:
-            record.segments += self.segments
-            record.regions += self.regions
+            segments = self.segments
+            record.segments += segments
+            record.regions += len(self.steps) - segments
             record.add_copies(self.copies)
         return self.outputs
 
@@ -158,7 +179,17 @@ class Recording:
                 step.graph.reset()
         self.steps.clear()
 
+    @cached_property
+    def _positional(self) -> int:
+        """How many arguments the recording has, where all are positional leaves; -1 where some are nested or named."""
+        plain = all(slot.path == f"[0][{index}]" for index, slot in enumerate(self.inputs))
+        return len(self.inputs) if plain else -1
+
     def _accept(self, args: tuple[Any, ...], kwargs: dict[str, Any], record: StepRecord | None) -> None:
+        if not kwargs and self._positional == len(args):
+            for slot, value in zip(self.inputs, args, strict=True):
+                slot.accept(value, self.label, record)
+            return
         given = list(tree.leaves((args, kwargs)))
         if [path for path, _ in given] != [slot.path for slot in self.inputs]:
             recorded = ", ".join(slot.path for slot in self.inputs) or "nothing"
@@ -167,12 +198,11 @@ class Recording:
             slot.accept(value, self.label, record)
 
     def _check_metadata(self, live: Any) -> None:
-        for path, tensor in tree.tensors(live):
-            recorded = self.metadata.get(path)
-            if recorded is not None and tensor.data_ptr() != recorded:
+        for leaf in self.metadata:
+            if leaf.moved(live):
                 raise ReplayError(
-                    f"{self.label}: attn_metadata{path} moved since the recording; the recording still reads the old "
-                    "address and would see stale values: copy the step's values into the staging buffer instead"
+                    f"{self.label}: attn_metadata{leaf.path} moved since the recording; the recording still reads the "
+                    "old address and would see stale values: copy the step's values into the staging buffer instead"
                 )
 
     def _check_weights(self) -> None:

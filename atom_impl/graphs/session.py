@@ -18,7 +18,16 @@ from torch import nn
 
 from atom_impl.compilation.compile_gate import refusing_compiles
 from atom_impl.device.base import CaptureError, Device, Graph, PoolHandle
-from atom_impl.graphs.recording import HandOff, InputSlot, Recording, Region, Segment, settled, weight_addresses
+from atom_impl.graphs.recording import (
+    HandOff,
+    InputSlot,
+    MetadataLeaf,
+    Recording,
+    Region,
+    Segment,
+    settled,
+    weight_addresses,
+)
 from atom_impl.utils import tree
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.forward_context import get_forward_context
@@ -171,7 +180,7 @@ def record(
     recording = session.record(lambda: forward(*args, **kwargs), deliver)
     recording.inputs = [InputSlot(path, leaf) for path, leaf in tree.leaves((args, kwargs))]
     metadata = get_forward_context().attn_metadata
-    recording.metadata = {path: tensor.data_ptr() for path, tensor in tree.tensors(metadata)}
+    recording.metadata = [MetadataLeaf(path, find, t.data_ptr()) for path, find, t in tree.places(metadata)]
     if module is not None:
         recording.module = weakref.ref(module)
         recording.weights = weight_addresses(module)

@@ -84,7 +84,9 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 def random_model(name: str) -> ModelSource:
-    """`random:<preset>` with `?layers=` and `&seed=`: the same tensors for the same name, everywhere.
+    """`random:<preset>` with `?layers=`, `&seed=` and `&vocab=`: the same tensors for the same name, everywhere.
+
+    A small vocabulary keeps a large model's width and spares its judges most of their work: they compare all logits.
 
     An unknown preset or option, or a value that is no integer in range, raises ValueError and says what there is.
     """
@@ -95,8 +97,11 @@ def random_model(name: str) -> ModelSource:
     layers, seed = options.get("layers", PRESETS[preset].num_hidden_layers), options.get("seed", 0)
     if layers < 1:
         raise ValueError(f"model {name!r}: layers={layers}; a model has at least 1")
-    cfg = replace(PRESETS[preset], num_hidden_layers=layers)
-    identity = f"{PREFIX}{preset}?layers={layers}&seed={seed}"
+    vocab = options.get("vocab", PRESETS[preset].vocab_size)
+    if vocab < 1:
+        raise ValueError(f"model {name!r}: vocab={vocab}; a vocabulary has at least 1 token")
+    cfg = replace(PRESETS[preset], num_hidden_layers=layers, vocab_size=vocab)
+    identity = f"{PREFIX}{preset}?layers={layers}&seed={seed}" + (f"&vocab={vocab}" if "vocab" in options else "")
     return ModelSource(name, cfg, identity, lambda dtype, device: random_weights(cfg, seed, dtype, device))
 
 
@@ -126,8 +131,8 @@ def _draw(cfg: ModelConfig, seed: int, part: Part) -> torch.Tensor:
 def _options(name: str, query: str) -> dict[str, int]:
     options: dict[str, int] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
-        if key not in ("layers", "seed"):
-            raise ValueError(f"model {name!r}: no option {key!r}; there are layers and seed")
+        if key not in ("layers", "seed", "vocab"):
+            raise ValueError(f"model {name!r}: no option {key!r}; there are layers, seed and vocab")
         if not value.isdecimal():
             raise ValueError(f"model {name!r}: {key}={value!r} is not a whole number of 0 or more")
         options[key] = int(value)

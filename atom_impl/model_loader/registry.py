@@ -42,7 +42,7 @@ def resolve_model(name: str) -> ModelSource:
     if name and (Path(name) / "config.json").is_file():
         return folder_model(Path(name))
     raise ValueError(
-        f"unknown model {name!r}; there are {', '.join(model_names())} (random ones with ?layers=N&seed=N), "
+        f"unknown model {name!r}; there are {', '.join(model_names())} (random ones with ?layers=N&seed=N&vocab=N), "
         "or the path of a folder with config.json and safetensors"
     )
 

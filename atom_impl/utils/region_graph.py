@@ -309,7 +309,7 @@ def _run_unit(unit: Any, plain_call: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    counts = {tensor.shape[0] for _, tensor in tree.tensors((args, kwargs)) if tensor.dim()}
+    counts = {leaf.shape[0] for leaf in tree.values((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim()}
     if len(counts) != 1:
         raise ReplayError(
             f"a unit's tensor arguments must agree on their rows (dim 0); got {sorted(counts) or 'no tensor'}"

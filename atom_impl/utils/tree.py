@@ -6,10 +6,17 @@ A stale address in one leaf of a nested dict is the fault that a check of the ou
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+Getter = Callable[[Any], Any]
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -25,6 +32,39 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(getattr(value, field.name), f"{path}.{field.name}")
     else:
         yield path, value
+
+
+def values(value: Any) -> Iterator[Any]:
+    """Every leaf without its path, in the same order: for what runs in every step."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif _is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif not isinstance(value, (tuple, list)):
+        yield value
+        return
+    for item in value:
+        yield from values(item)
+
+
+def places(value: Any, path: str = "", get: Getter = _itself) -> Iterator[tuple[str, Getter, torch.Tensor]]:
+    """The tensor leaves of `value` with their paths, each with a function that finds it again in another `value`."""
+    if isinstance(value, torch.Tensor):
+        yield path, get, value
+    elif isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], f"{path}[{key!r}]", _after(get, operator.itemgetter(key)))
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from places(item, f"{path}[{index}]", _after(get, operator.itemgetter(index)))
+    elif _is_dataclass(value):
+        for field in dataclasses.fields(value):
+            found = getattr(value, field.name)
+            yield from places(found, f"{path}.{field.name}", _after(get, operator.attrgetter(field.name)))
+
+
+def _after(outer: Getter, inner: Getter) -> Getter:
+    return inner if outer is _itself else lambda value: inner(outer(value))
 
 
 def tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:

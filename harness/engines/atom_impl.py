@@ -16,7 +16,7 @@ from atom_impl.compilation.compiler_manager import CACHE_FILE
 from atom_impl.config import OP_BACKENDS, CompilationConfig, CompilationLevel, Config, CUDAGraphMode
 from atom_impl.device import is_debug, set_debug_replay
 from atom_impl.device.base import Device
-from atom_impl.device.software import SoftwareGraph
+from atom_impl.device.software import SoftwareDevice, SoftwareGraph
 from atom_impl.device.software.bodies import body_of
 from atom_impl.device.software.host import is_host
 from atom_impl.graphs.recording import Recording, Segment
@@ -234,6 +234,24 @@ class AtomSession(EngineSession):
         graph_class: type = torch.cuda.CUDAGraph if on_gpu else SoftwareGraph
         return anatomy_of(lambda: self.step(batch, Arm.R), graph_class, self.synchronize, on_gpu)
 
+    def carried_over(self, batch: StepBatch) -> Sequence[str] | None:
+        device = self._runner.device
+        if not isinstance(device, SoftwareDevice):
+            return None
+        suspects = [
+            found
+            for recording in recordings_of(self._runner).values()
+            for found in device.reads_before_writes(recording.graphs())
+        ]
+        before = [_bytes(suspect.tensor) for suspect in suspects]
+        self.step(batch, Arm.R)
+        return [
+            f"{list(suspect.tensor.shape)} {str(suspect.tensor.dtype).removeprefix('torch.')} is read as found by "
+            f"{suspect.read_by}, and left changed by {suspect.written_by}"
+            for suspect, held in zip(suspects, before, strict=True)
+            if not torch.equal(held, _bytes(suspect.tensor))  # a kernel that restores its counter leaves no trace
+        ]
+
     def plan(self, phase: Phase, batch: int, rows: int) -> Dispatch:
         mode = self._runner.decide(is_prefill=phase is Phase.PREFILL, requests=batch, rows=rows)
         replays = mode.effective != "NONE"
@@ -344,6 +362,11 @@ def _pools(device: Device, recordings: Mapping[int, Recording]) -> dict[str, Any
             if name not in homes.setdefault(rows, []):
                 homes[rows].append(name)
     return {"pools": homes, "pool_sizes": {name: device.pool_bytes(handle) for handle, name in names.items()}}
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the tensor's bytes, so that NaN equals itself."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _claim(record: StepRecord) -> dict[str, Any]:

@@ -151,6 +151,13 @@ class EngineSession(ABC):
         """Run one step in arm R under a profiler and say where its time went; None if nobody can."""
         return None
 
+    def carried_over(self, batch: StepBatch) -> Sequence[str] | None:
+        """Replay one step and say what its recording read as it found it and left changed; None if nobody can tell.
+
+        Such memory hands one replay's values to the next: a counter that only its allocation cleared, a stale sum.
+        """
+        return None
+
     @abstractmethod
     def plan(self, phase: Phase, batch: int, rows: int) -> Dispatch:
         """Where arm R would run a step of `batch` requests and `rows` rows, without running it."""

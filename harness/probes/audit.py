@@ -45,14 +45,16 @@ class AuditProbe:
     def run(self, context: ProbeContext) -> ProbeResult:
         context.enter(Phase.REPLAY)
         with torch.inference_mode():
-            steps = {size: _audited(context, batch) for size, batch in _batches(context).items()}
+            batches = _batches(context)
+            steps = {size: _audited(context, batch) for size, batch in batches.items()}
+            rearm = _rearm_gate(context, batches)
         counted = {size: step for size, step in steps.items() if step is not None}
         if steps and not counted:
             reason = "the engine's adaptor cannot count a step from outside, so its ledger stays a claim"
             return ProbeResult(gates=[not_applicable("audit", reason)])
         gates = [_gate(name, rule, counted) for name, rule in RULES.items()]
         figures = {str(size): _figures(step.replay) for size, step in counted.items()}
-        return ProbeResult(gates=[*gates, _share_gate(context, counted)], counters={"audit": figures})
+        return ProbeResult(gates=[*gates, _share_gate(context, counted), rearm], counters={"audit": figures})
 
 
 def _batches(context: ProbeContext) -> dict[int, StepBatch]:
@@ -99,6 +101,24 @@ def _gate(name: str, rule: Callable[[Audited], list[str]], steps: Mapping[int, A
     message = f"size {size}: {'; '.join(texts)}; {len(found)} of {plural(len(steps), 'audited step')} disagree"
     evidence = {str(size): texts for size, texts in found.items()}
     return judged(name, False, message, measured=float(len(found)), threshold=0.0, where=f"{size}", evidence=evidence)
+
+
+def _rearm_gate(context: ProbeContext, batches: Mapping[int, StepBatch]) -> GateResult:
+    """Whether a replay hands anything but the KV cache's rows to the next one. Values show that only by luck."""
+    gate = "audit.rearm"
+    if mode_of(context) == "NONE":
+        return not_applicable(gate, "the cell's mode asks for no graph in this phase")
+    found = {size: context.session.carried_over(batch) for size, batch in batches.items()}
+    told = {size: texts for size, texts in found.items() if texts is not None}
+    if not told:
+        return not_applicable(gate, "this device cannot tell what a recorded graph reads before it writes it")
+    carried = {str(size): list(texts) for size, texts in told.items() if texts}
+    if not carried:
+        message = f"{plural(len(told), 'replay')} left nothing changed that the recording had read as found"
+        return judged(gate, True, message, measured=0.0, threshold=0.0)
+    size, texts = next(iter(carried.items()))
+    message = f"size {size}: {texts[0]}: each replay starts from what the last one left"
+    return judged(gate, False, message, measured=float(len(carried)), threshold=0.0, where=size, evidence=dict(carried))
 
 
 def _share_gate(context: ProbeContext, steps: Mapping[int, Audited]) -> GateResult:

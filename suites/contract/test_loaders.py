@@ -51,10 +51,11 @@ def test_an_unknown_model_name_lists_the_choices(name: str) -> None:
     ("name", "message"),
     [
         ("random:huge", "no preset 'huge'; there are tiny-llama"),
-        ("random:tiny-llama?depth=4", "no option 'depth'; there are layers and seed"),
+        ("random:tiny-llama?depth=4", "no option 'depth'; there are layers, seed and vocab"),
         ("random:tiny-llama?layers=four", "layers='four' is not a whole number"),
         ("random:tiny-llama?seed=-1", "seed='-1' is not a whole number"),
         ("random:tiny-llama?layers=0", "layers=0; a model has at least 1"),
+        ("random:tiny-llama?vocab=0", "vocab=0; a vocabulary has at least 1 token"),
     ],
 )
 def test_a_bad_random_model_name_says_what_there_is(name: str, message: str) -> None:
@@ -199,3 +200,12 @@ def test_weights_that_do_not_fit_are_named(fault: Callable[[dict[str, torch.Tens
 def test_a_config_without_a_shape_says_where_to_get_it() -> None:
     with pytest.raises(ValueError, match=r"hf_config is None: set it to resolve_model\(name\)\.config"):
         load_model(Config(model=TINY, device="cpu"))
+
+
+def test_a_small_vocabulary_leaves_every_other_weight_as_it_is() -> None:
+    whole, small = resolve_model(TINY), resolve_model(f"{TINY}?vocab=100")
+    assert small.config.vocab_size == 100
+    assert small.identity != whole.identity
+    one, other = (source.weights(torch.float32, "cpu") for source in (whole, small))
+    differ = {name for name in one if not torch.equal(one[name], other[name])}
+    assert differ == {name for name in one if "embed" in name or "lm_head" in name}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
+import torch.distributed
+import torch.distributed._functional_collectives
 
 from atom_impl.config import Config
 from atom_impl.device import CaptureError, Device, get_device
@@ -23,6 +23,8 @@ from atom_impl.graphs.recording import Segment
 from atom_impl.utils.forward_context import Context, forward_context
 from atom_impl.utils.region_graph import TokenGraph, eager_region, reset_graph_pool
 
+dist: Any = torch.distributed
+functional: Any = torch.distributed._functional_collectives
 ROWS, WIDTH = 4, 8
 Forward = Callable[[torch.Tensor], torch.Tensor]
 

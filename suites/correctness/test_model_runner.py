@@ -18,6 +18,7 @@ from atom_impl.model_engine.batch import ScheduledBatch
 from atom_impl.model_engine.capture import recordings_of
 from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.model_loader import load_model, resolve_model
+from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.forward_context import ForwardContext, get_forward_context
 from atom_impl.utils.region_graph import reset_graph_pool
 from atom_impl.utils.step_ledger import CopyKind, Fallback
@@ -110,6 +111,19 @@ def test_a_replay_is_the_same_step_without_a_graph_bit_for_bit(make: Make, mode:
         assert torch.equal(hidden, plain.hidden_states)
         assert torch.equal(logits, plain.logits)
         assert all(torch.equal(a, b) for a, b in zip(after, caches(runner), strict=True))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("mode", ["NONE", "FULL"])
+def test_no_served_step_compiles_whatever_its_size(make: Make, mode: str, level: int) -> None:
+    runner = make(mode, level)
+    runner.capture_cudagraph()
+    before = compilation_counter.as_dict()
+    for requests in (1, 2, 3, 4, 5, 1):
+        runner.step(decode(requests, requests))
+    for lengths in ([1], [2], [9, 5], [24]):
+        runner.step(prefill(lengths))
+    assert compilation_counter.as_dict() == before
 
 
 @pytest.mark.parametrize("level", [0, 3])

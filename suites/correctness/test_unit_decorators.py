@@ -77,8 +77,9 @@ def test_in_every_order_the_unit_records_its_compiled_call_and_replays_it(order:
 @pytest.mark.parametrize("order", ORDERS)
 def test_in_every_order_two_instances_keep_their_own_recordings(order: str) -> None:
     unit = ORDERS[order]()
-    first, second = (unit(toy_config(0)) for _ in range(2))
+    pair: list[Any] = [unit(toy_config(0)) for _ in range(2)]
+    first, second = pair
     call(first, toy_batch(2), None)
     call(first, toy_batch(2), "record")
-    assert first.token_graph.captured_sizes("decode") == [2]  # type: ignore[attr-defined]
-    assert second.token_graph.captured_sizes("decode") == []  # type: ignore[attr-defined]
+    assert first.token_graph.captured_sizes("decode") == [2]
+    assert second.token_graph.captured_sizes("decode") == []

@@ -83,3 +83,11 @@ def test_a_profiles_digest_changes_with_debug_replay_and_not_without() -> None:
     assert asked.debug_replay
     assert plain.digest() != asked.digest()
     assert narrow(plain, Filters()).digest() == plain.digest()
+
+
+def test_the_length_of_the_soak_is_a_flag_that_travels_with_the_run() -> None:
+    filters = Filters(soak=1000)
+    assert narrow(load_profile("tiny"), filters).numerics.soak_steps == 1000
+    assert filters.named() == {"soak": ["1000"]}
+    with pytest.raises(errors.UsageError, match="soak_steps = -1"):
+        narrow(load_profile("tiny"), Filters(soak=-1))

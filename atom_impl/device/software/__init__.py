@@ -23,8 +23,10 @@ integers stay what they were; reads of device data on the host, compiles and col
 replay raises when an outside tensor was freed or moved. Say `host(tensor)` of tensors that stand for host memory,
 `register_body(op, function)` of custom ops written in Python, and `launch(kernel, *args)` for kernels that torch does
 not see. `SoftwareDevice` gives sessions of several graphs in one pool, with eager code between them, and side streams:
-a capture raises for one that does not come back, and for launches that no edge orders and that share memory.
+a capture raises for one that does not come back, for launches that no edge orders and that share memory, and for
+collectives that nobody waits for.
 `graph.reads_before_writes()` names counters that nobody sets back. `DelayedCopies` makes host-to-device copies late.
+`docs/software_graph.md` has an example of each.
 """
 
 from atom_impl.device.base import CaptureError

@@ -65,7 +65,7 @@ class Asynchronous:
         """`result` with its work, the last of what a c10d operator returns, behind a handle that tells us of waits."""
         several = isinstance(result, (tuple, list))
         work = torch._C._distributed_c10d.Work.unbox(result[-1] if several else result)
-        handle = _handle_class()(work, lambda: self._waited(id(handle)))
+        handle: Any = _handle_class()(work, lambda: self._waited(id(handle)))
         self._handles.append(handle)
         self._begun[id(handle)] = begun
         return (*result[:-1], handle.boxed()) if several else handle.boxed()

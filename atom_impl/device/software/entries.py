@@ -50,7 +50,7 @@ class Entry:
 
 class RecordedOp(NamedTuple):
     """One launch for an auditor: its name, its tensors (aliases), its host scalars by value with their place, and the
-    line that recorded it.
+    file and line that made it.
     """
 
     name: str
