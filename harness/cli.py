@@ -326,7 +326,7 @@ def mutants(
     folder: Annotated[Path, typer.Option(help="Folder with planted/ and mutants.toml.")] = Path("suites/mutants"),
     quick: Annotated[bool, typer.Option("--quick", help="The dozen that the test suite runs.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="The subset that is run on real graphs.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Mutants at a time.")] = 2,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Mutants at a time.")] = 2,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what an earlier run of this code knows.")] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Put the record into results/records, and make the page.")

@@ -68,6 +68,24 @@ def test_a_mutant_fits_on_a_page(path: Path) -> None:
     assert sum(bool(line) and not line.startswith(("from ", "import ")) for line in after_docstring) <= LINES
 
 
+def test_the_example_in_contributing_is_a_mutant_as_it_stands(tmp_path: Path) -> None:
+    page = (HERE.parents[1] / "CONTRIBUTING.md").read_text()
+    lines = page.split("## Add a mutant")[1].splitlines()
+    first = lines.index(next(line for line in lines if line.startswith('    """')))
+    last = lines.index("    )", first)
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "my_mutant.py").write_text("\n".join(line[4:] for line in lines[first : last + 1]))
+    assert [mutant.variant for mutant in find_mutants(tmp_path).values()] == ["my boolean indexing"]
+
+
+def test_every_mutant_can_be_seen_on_a_gpu_or_says_why_not() -> None:
+    """A third of them are run on real graphs, of the kinds that only there are what they are."""
+    found = list(find_mutants(HERE).values())
+    subset = [mutant for mutant in found if mutant.gpu]
+    assert 3 * len(subset) >= len(found)
+    assert {"LIFETIME", "MOVED", "STALE", "PADDING", "FROZEN", "REARM", "STEPCOST"} <= {m.kind for m in subset}
+
+
 def test_no_check_knows_a_mutant() -> None:
     """Outside harness/mutants and the command line nothing names them, so nothing can look for them."""
     root = HERE.parents[1]
