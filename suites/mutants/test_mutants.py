@@ -19,6 +19,8 @@ from harness.mutants.runner import Outcome, State, run_mutant
 
 HERE = Path(__file__).resolve().parent
 DOZEN = choose(HERE, Choice(quick=True))
+#: A report shows the kept table. It judges nothing.
+READERS = ("harness/report/planted.py",)
 #: Besides the docstring, imports and blank lines.
 LINES = 30
 Running = dict[str, Future[Outcome]]
@@ -92,6 +94,8 @@ def test_no_check_knows_a_mutant() -> None:
     named = [path.stem for path in find_mutants(HERE)]
     for path in [*(root / "harness").rglob("*.py"), *(root / "atom_impl").rglob("*.py")]:
         if path.parent.name == "mutants" or path.name == "cli.py":
+            continue
+        if path.relative_to(root).as_posix() in READERS:
             continue
         text = path.read_text()
         assert not any(word in text for word in ("harness.mutants", "HARNESS_MUTANT", *named)), path
