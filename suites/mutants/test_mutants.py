@@ -6,7 +6,7 @@ one per cent. A gate that has never failed for the fault it is for is a line of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,8 +40,11 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [path.stem for path in DOZEN])
-def test_a_planted_fault_is_found_and_its_control_is_silent(name: str, running: Running) -> None:
+def test_a_planted_fault_is_found_and_its_control_is_silent(
+    name: str, running: Running, record_property: Callable[[str, object], None]
+) -> None:
     outcome = running[name].result()
+    record_property("planted", outcome.seconds)
     said = outcome.finding.message if outcome.finding else "nothing"
     alarm = f"; the control: {outcome.alarm.name}: {outcome.alarm.message}" if outcome.alarm else ""
     assert outcome.state is State.CAUGHT, f"{outcome.mutant.name} {outcome.state.value}: {said}{alarm}"
