@@ -64,8 +64,9 @@ class PiecewiseBackend:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
+        runnable = self._runnable(args)
         try:
-            outputs = self._runnable(args)(*args)
+            outputs = runnable(*args)
         except Exception as error:
             error.add_note(f"({self._description()})")
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from harness.errors import UsageError
@@ -140,12 +141,8 @@ def test_the_page_names_gates_that_nothing_failed_and_kinds_that_are_not_yet(fol
 def test_the_latest_record_of_each_device_counts(tmp_path: Path) -> None:
     write_record(tmp_path / "records/cpu" / RECORD, record([row("one")]))
     newer = record([row("two")])
-    write_record(tmp_path / "records/other" / RECORD, Record(**{**vars_of(newer), "finished": "2027-01-01"}))
+    write_record(tmp_path / "records/other" / RECORD, msgspec.structs.replace(newer, finished="2027-01-01"))
     assert [found.rows[0].file for found in kept_records(tmp_path)] == ["two"]
-
-
-def vars_of(found: Record) -> dict[str, object]:
-    return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
 def test_a_record_of_a_newer_schema_or_of_nothing_is_refused(tmp_path: Path) -> None:
@@ -153,7 +150,7 @@ def test_a_record_of_a_newer_schema_or_of_nothing_is_refused(tmp_path: Path) -> 
     file.write_text("{}")
     with pytest.raises(UsageError, match="is no record of `harness mutants`"):
         read_record(file)
-    write_record(file, Record(**{**vars_of(record([])), "schema": 99}))
+    write_record(file, msgspec.structs.replace(record([]), schema=99))
     with pytest.raises(UsageError, match="schema 99 is newer"):
         read_record(file)
 

@@ -29,7 +29,7 @@ MUTANT = Mutant(
     changes="a piece's key is its number, and the directory's name covers no configuration",
     control_is="the whole fingerprint with its first digit replaced.",
     caught_by=("crashed in capture", "crashed in build", "G3"),
-    says="The lane that loaded the other's code, and what its arguments were traced for.",
+    says="The dtypes that do not fit, the piece, and that its code came from the compile cache: another's.",
     plant=lambda: (
         wrap(compiler_manager, "piece_fingerprint", by_position),
         wrap(backends, "local_cache_dir", one_directory),

@@ -21,7 +21,7 @@ MUTANT = Mutant(
     changes="pad rows are not rewritten, and attention takes them for live",
     control_is="pad rows are not rewritten, and live_rows says that they are dead.",
     caught_by=("G2.kv", "G2"),
-    says="The arm, the bucket and the cache slot that no live row owns; it points at a pad row's slot.",
+    says="Arm, bucket and cache slot, and whether the step before owned it: a STALE tail, or PADDING.",
     plant=lambda: (
         swap(staging, "_fill", lambda *_: None),
         wrap(staging.StagingBuffers, "_write_rows", trust_the_tail),
