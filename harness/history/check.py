@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from harness.errors import FAILED, INCOMPLETE, first_exit_code
-from harness.history.annotate import Segment, missing_nights, ranges, segments
+from harness.history.annotate import Segment, missing_nights, moves, ranges, segments
 from harness.history.changepoints import FEWEST_SIDE, Detector, noise_of, steps
 from harness.history.creep import FEWEST as FEWEST_FOR_DRIFT
 from harness.history.creep import drift
@@ -100,6 +100,7 @@ def check(history: History, limits: Limits, detector: Detector, until: date) -> 
     single = [len(_latest(series).values) < CONFIRMED for series in history.series if series.exact]
     short, untold = sum(count < FEWEST_FOR_DRIFT for count in noisy), sum(count < FEWEST for count in noisy)
     notes = [f"not read: {what}" for what in history.unreadable]
+    notes += moves(history.series)
     if missing := missing_nights(history.starts, until):
         notes.append(f"nights without a run: {len(missing)} ({ranges(missing)})")
     return Report(detector.name, len(history.series), short, untold + sum(single), tuple(findings), tuple(notes))

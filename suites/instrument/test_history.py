@@ -106,6 +106,35 @@ def test_a_suspect_is_inconclusive_and_a_regression_fails() -> None:
     assert check(history(series([*values, 110.0, 110.0])), LIMITS, ASV, date(2026, 11, 17)).exit_code == FAILED
 
 
+def test_another_machine_is_told_and_its_level_is_held_against_none() -> None:
+    values = noisy([100.0] * 12 + [130.0] * 12, seed=6)
+    points = series(values).points
+    both = [
+        replace(series([]), machine=name, points=points[cut])
+        for name, cut in (("old", slice(12)), ("new", slice(12, None)))
+    ]
+    report = check(history(*both), LIMITS, ASV, date(2026, 11, 24))
+    assert report.findings == ()
+    assert [note.partition(";")[0] for note in report.notes] == [
+        "machine old: nights from 2026-11-01 to 2026-11-12",
+        "machine new: nights from 2026-11-13 to 2026-11-24",
+    ]
+
+
+@pytest.mark.parametrize(
+    "fact", ["gpus.0.driver", "gpus.0.power_cap_w", "os.kernel", "software.triton", "params.series"]
+)
+def test_every_fact_of_the_environment_ends_a_segment_whatever_it_is(fact: str) -> None:
+    values = noisy([100.0] * 15 + [120.0] * 15, seed=2)
+    whole = series(values)
+    points = [
+        replace(point, environment={fact: "a" if night < 15 else "b"}) for night, point in enumerate(whole.points)
+    ]
+    found = judge(replace(whole, points=tuple(points)), LIMITS, ASV)
+    assert [(finding.kind, finding.commit) for finding in found] == [(Kind.CHANGED, "c015")]
+    assert f"{fact} a -> b" in found[0].message
+
+
 def test_an_improvement_is_told_and_does_not_fail() -> None:
     values = noisy([100.0] * 15 + [90.0] * 10, seed=3)
     report = check(history(series(values)), LIMITS, ASV, date(2026, 11, 25))
