@@ -20,7 +20,7 @@ import pytest
 from harness.errors import FAILED, INCOMPLETE, PASS, UsageError
 from harness.history import changepoints
 from harness.history.annotate import difference, missing_nights, ranges, segments
-from harness.history.changepoints import Detector, choose_detector, noise_of, steps
+from harness.history.changepoints import Crowd, Detector, choose_detector, noise_of, steps
 from harness.history.check import Kind, Limits, Report, check, judge, lines
 from harness.history.creep import drift
 from harness.history.figures import figures_of
@@ -91,6 +91,38 @@ def test_identical_noisy_code_raises_nothing_in_twenty_repeated_nights() -> None
         alarms += [(night, finding) for finding in report.findings]
         assert report.exit_code == PASS
     assert alarms == []
+
+
+def crowd_of(levels: Sequence[float], count: int, spread: float) -> History:
+    return history(*(replace(series(noisy(levels, seed, spread)), name=f"row {seed}") for seed in range(count)))
+
+
+def test_three_hundred_noisy_series_of_identical_code_raise_nothing_in_the_first_nights() -> None:
+    """Each test was right on its own, and one of three hundred was wrong nearly every night."""
+    tempted = 0
+    for nights in (5, 7, 9, 12):
+        crowd = crowd_of([100.0] * nights, 300, spread=0.03)
+        report = check(crowd, LIMITS, ASV, date(2026, 11, 1))
+        assert report.of(Kind.REGRESSION) + report.of(Kind.DRIFT) == [], nights
+        alone = (judge(one, LIMITS, ASV) for one in crowd.series)
+        tempted += sum(found.kind is Kind.REGRESSION for findings in alone for found in findings)
+    assert tempted, "judged each on its own, they do"
+
+
+def test_ten_percent_in_one_of_six_commits_is_named_in_the_midst_of_three_hundred_series() -> None:
+    report = check(crowd_of([100.0] * 3 + [110.0] * 3, 300, spread=0.01), LIMITS, ASV, date(2026, 11, 6))
+    named = report.by_commit(Kind.REGRESSION)
+    assert [commit for commit, _ in named] == ["c003"]
+    assert len(named[0][1]) > 250
+
+
+def test_a_few_series_say_nothing_of_a_machines_noise_that_each_does_not_know() -> None:
+    few = Crowd.of([noisy([100.0] * 6, seed, 0.03) for seed in range(4)])
+    many = Crowd.of([noisy([100.0] * 6, seed, 0.03) for seed in range(300)])
+    assert (few.size, few.noise) == (4, 0.0)
+    assert few.sigmas == pytest.approx(3.02, abs=0.01)
+    assert many.noise == pytest.approx(0.03, rel=0.15)
+    assert many.sigmas == pytest.approx(4.15, abs=0.01)
 
 
 def test_one_fresh_outlier_asks_to_be_measured_again() -> None:
