@@ -40,7 +40,7 @@ num_blocks = 12
 
 [numerics]
 input_sets = 1
-replays = 1
+replays = 2
 float32_lane = false
 
 [timing]
