@@ -55,13 +55,14 @@ class Branch:
 
     root: Path
     profile: Path
+    device: str
     commits: list[str]
     slow: str = ""
 
     def run(self, *arguments: str, timeout_s: float = 900) -> tuple[int, str]:
         """`harness ...` with the engine and the harness of this repository; exit code and output."""
         env = {**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
-        options = ["--profile", str(self.profile), "--device", "cpu", "--results", str(self.results)]
+        options = ["--profile", str(self.profile), "--device", self.device, "--results", str(self.results)]
         code, out, err = harness(*arguments, *options, cwd=self.root, env=env, timeout_s=timeout_s)
         return code, out + err
 
@@ -77,7 +78,7 @@ class Branch:
         return load_run(list_runs(self.results / "runs")[0])
 
 
-def make_branch(folder: Path, count: int, slow_at: int | None = None, share: float = 0.10) -> Branch:
+def make_branch(folder: Path, device: str, count: int, slow_at: int | None = None, share: float = 0.10) -> Branch:
     """`count` commits, each with an edit of its own; the one at `slow_at` adds `share` of a measured step to each."""
     root = folder / "repository"
     for package in ("atom_impl", "harness"):
@@ -86,7 +87,7 @@ def make_branch(folder: Path, count: int, slow_at: int | None = None, share: flo
     profile = folder / "proof.toml"
     profile.write_text(PROFILE)
     git(root, "init", "--quiet")
-    branch = Branch(root, profile, [])
+    branch = Branch(root, profile, device, [])
     added = "" if slow_at is None else f"        {WORK.format(count=loops(branch, share))}\n"
     path, clean = root / STEP, (root / STEP).read_text()
     assert clean.count(BEFORE) == 1, f"{STEP} opens its record elsewhere now; plant the work there"
@@ -96,7 +97,7 @@ def make_branch(folder: Path, count: int, slow_at: int | None = None, share: flo
         git(root, "add", "--all")
         git(root, "commit", "--quiet", "--message", f"edit {index}")
         branch.commits.append(git(root, "rev-parse", "HEAD"))
-    return Branch(root, profile, branch.commits, "" if slow_at is None else branch.commits[slow_at])
+    return Branch(root, profile, device, branch.commits, "" if slow_at is None else branch.commits[slow_at])
 
 
 def loops(branch: Branch, share: float) -> int:
