@@ -204,6 +204,11 @@ def _evidence_problems(profile: Profile) -> Iterator[str]:
     for name, (value, minimum) in least.items():
         if value < minimum:
             yield f"{name} = {value}: must be at least {minimum}"
+    if numerics.input_sets * numerics.replays == 1:
+        yield (
+            "numerics: one input set replayed once is each recording's first replay, which is judged apart, so that G1 "
+            "compares nothing and every graph cell is wrong; set replays = 2, or input_sets = 2"
+        )
     for name in profile.time_limits.__struct_fields__:
         if not getattr(profile.time_limits, name) > 0:
             yield f"time_limits.{name} must be more than 0 seconds"

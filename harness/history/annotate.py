@@ -49,6 +49,24 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     return "; ".join(told) + (f"; and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
+def moves(all_series: Iterable[Series]) -> list[str]:
+    """Where the nights moved from one machine to another: one sentence each; nothing for a single machine.
+
+    Each machine has series of its own, so that nothing is judged across a move, and nothing would say that it happened.
+    """
+    nights: dict[str, set[date]] = {}
+    for series in all_series:
+        days = (point.started.date() for point in series.points if point.value is not None)
+        nights.setdefault(series.machine, set()).update(days)
+    known = sorted((min(days), max(days), machine) for machine, days in nights.items() if days)
+    if len(known) < 2:
+        return []
+    return [
+        f"machine {machine}: nights from {first} to {last}; levels of two machines are not compared"
+        for first, last, machine in known
+    ]
+
+
 def missing_nights(starts: Iterable[datetime], until: date) -> list[date]:
     """The days, from the first start to `until`, on which nothing was started."""
     days = {start.date() for start in starts}

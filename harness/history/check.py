@@ -17,8 +17,8 @@ from itertools import pairwise
 import numpy as np
 
 from harness.errors import FAILED, INCOMPLETE, first_exit_code
-from harness.history.annotate import Segment, missing_nights, ranges, segments
-from harness.history.changepoints import FEWEST_SIDE, Detector, noise_of, steps
+from harness.history.annotate import Segment, missing_nights, moves, ranges, segments
+from harness.history.changepoints import ALONE, FEWEST_SIDE, Crowd, Detector, noise_of, steps
 from harness.history.creep import FEWEST as FEWEST_FOR_DRIFT
 from harness.history.creep import drift
 from harness.history.series import History, Point, Series
@@ -95,18 +95,33 @@ class Report:
 
 def check(history: History, limits: Limits, detector: Detector, until: date) -> Report:
     """Judge every series; `until` is the last night that there should be."""
-    findings = [finding for series in history.series for finding in judge(series, limits, detector)]
+    crowds = _crowds(history.series)
+    judged = (judge(series, limits, detector, crowds[series.machine]) for series in history.series)
+    findings = [finding for found in judged for finding in found]
     noisy = [len(_latest(series).values) for series in history.series if not series.exact]
     single = [len(_latest(series).values) < CONFIRMED for series in history.series if series.exact]
     short, untold = sum(count < FEWEST_FOR_DRIFT for count in noisy), sum(count < FEWEST for count in noisy)
     notes = [f"not read: {what}" for what in history.unreadable]
+    notes += moves(history.series)
     if missing := missing_nights(history.starts, until):
         notes.append(f"nights without a run: {len(missing)} ({ranges(missing)})")
     return Report(detector.name, len(history.series), short, untold + sum(single), tuple(findings), tuple(notes))
 
 
-def judge(series: Series, limits: Limits, detector: Detector) -> list[Finding]:
-    """The findings of one series: of the latest environment, and of each change of environment before it."""
+def _crowds(all_series: Sequence[Series]) -> dict[str, Crowd]:
+    """What the noisy series of each machine say together, of their latest environment."""
+    values: dict[str, list[list[float]]] = {series.machine: [] for series in all_series}
+    for series in all_series:
+        if not series.exact and len(latest := _latest(series).values) >= FEWEST:
+            values[series.machine].append(latest)
+    return {machine: Crowd.of(found) for machine, found in values.items()}
+
+
+def judge(series: Series, limits: Limits, detector: Detector, crowd: Crowd = ALONE) -> list[Finding]:
+    """The findings of one series: of the latest environment, and of each change of environment before it.
+
+    `crowd` says with how many others it is judged, and how noisy they are.
+    """
     cut = segments(series)
     found = [_border(series, before, after) for before, after in pairwise(cut)]
     had = sum(point.value is not None for point in series.points)
@@ -116,7 +131,7 @@ def judge(series: Series, limits: Limits, detector: Detector) -> list[Finding]:
     if cut and series.exact:
         found += _exact(series, cut[-1], limits)
     elif cut:
-        found += _noisy(series, cut[-1], limits, detector)
+        found += _noisy(series, cut[-1], limits, detector, crowd)
     return found
 
 
@@ -144,16 +159,16 @@ def _exact(series: Series, segment: Segment, limits: Limits) -> list[Finding]:
     return found
 
 
-def _noisy(series: Series, segment: Segment, limits: Limits, detector: Detector) -> list[Finding]:
+def _noisy(series: Series, segment: Segment, limits: Limits, detector: Detector, crowd: Crowd) -> list[Finding]:
     values = segment.values
     found = [
         _step(series, segment, step.index, step.before, step.after, limits, step.values_after)
-        for step in steps(values, detector, limits.step)
+        for step in steps(values, detector, limits.step, crowd)
     ]
     if not any(finding.kind in (Kind.REGRESSION, Kind.SUSPECT) for finding in found):
-        found += _fresh(series, segment, limits)
+        found += _fresh(series, segment, limits, crowd)
     if not any(finding.kind is Kind.REGRESSION for finding in found):
-        found += _drift(series, segment, limits)
+        found += _drift(series, segment, limits, crowd)
     return found
 
 
@@ -175,12 +190,12 @@ def _step(
     return _finding(kind, series, segment.points[index], text, _relative(before, after))
 
 
-def _fresh(series: Series, segment: Segment, limits: Limits) -> list[Finding]:
+def _fresh(series: Series, segment: Segment, limits: Limits, crowd: Crowd) -> list[Finding]:
     """The latest values, as long as each is above the band of those before them all."""
     values = segment.values
     for count in range(min(CONFIRMED + 1, len(values)), 0, -1):
         before, latest = values[-count - BAND : -count], values[-count:]
-        if len(before) >= FEWEST_BAND and min(latest) > _top(before, limits.step):
+        if len(before) >= FEWEST_BAND and min(latest) > _top(before, limits.step, crowd):
             kind = Kind.REGRESSION if count >= CONFIRMED else Kind.SUSPECT
             level, now = float(np.median(before)), float(np.median(latest))
             text = f"{_change(level, now, series.unit)} in the latest {count if count > 1 else 'value'}"
@@ -188,18 +203,18 @@ def _fresh(series: Series, segment: Segment, limits: Limits) -> list[Finding]:
     return []
 
 
-def _top(before: Sequence[float], limit: float) -> float:
+def _top(before: Sequence[float], limit: float, crowd: Crowd) -> float:
     level = float(np.median(before))
-    # Few values understate their own spread, so the band is the wider one of two estimates.
-    spread = max(noise_of(before), float(np.std(before, ddof=1)))
+    # Few values understate their own spread, so the band is the widest of three estimates.
+    spread = max(noise_of(before), float(np.std(before, ddof=1)), crowd.noise * level)
     return level + max(limit * level, BAND_SIGMAS * spread)
 
 
-def _drift(series: Series, segment: Segment, limits: Limits) -> list[Finding]:
+def _drift(series: Series, segment: Segment, limits: Limits, crowd: Crowd) -> list[Finding]:
     pin = _pinned_index(segment, limits.pinned)
     pinned = [point.value for point in segment.points if _is(point, limits.pinned) and point.value is not None]
     values = segment.values[max(pin, 0) :]
-    grown = drift(values, limits.drift, pinned)
+    grown = drift(values, limits.drift, pinned, crowd)
     if grown is None:
         return []
     since = f"the pinned {limits.pinned[:12]}" if pinned else f"{segment.points[max(pin, 0)].commit[:12]}"

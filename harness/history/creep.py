@@ -12,14 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from harness.history.changepoints import noise_of
+from harness.history.changepoints import ALONE, FALSE_ALARM, OF_MEDIANS, Crowd, noise_of
 from harness.stats import finite
 
 WINDOW = 5
 FEWEST = 2 * WINDOW
 P_PINNED = 0.01  # five against five reach 0.004 at best
 P_TREND = 0.001
-NOISE_FACTOR = 3.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Drift:
     reference: float
 
 
-def drift(values: Sequence[float], budget: float, pinned: Sequence[float] = ()) -> Drift | None:
+def drift(values: Sequence[float], budget: float, pinned: Sequence[float] = (), crowd: Crowd = ALONE) -> Drift | None:
     """Growth beyond `budget` (0.03 is 3 %), or None. `values` are in order; `pinned` are those of the pinned release.
 
     Without `pinned` the first `WINDOW` values are the reference. Below `FEWEST` values nothing can be said: None.
@@ -42,27 +41,27 @@ def drift(values: Sequence[float], budget: float, pinned: Sequence[float] = ()) 
     if listed.size < FEWEST:
         return None
     reference = finite(pinned, "pinned value") if len(pinned) else listed[:WINDOW]
-    return _against(reference, listed, budget) or _trend(listed, budget)
+    return _against(reference, listed, budget, crowd) or _trend(listed, budget, crowd)
 
 
-def _against(reference: np.ndarray, listed: np.ndarray, budget: float) -> Drift | None:
+def _against(reference: np.ndarray, listed: np.ndarray, budget: float, crowd: Crowd) -> Drift | None:
     """One-sided Mann-Whitney of the latest values; the shift must clear the noise of two medians too."""
     latest = listed[-WINDOW:]
     level, now = float(np.median(reference)), float(np.median(latest))
     p_value = float(stats.mannwhitneyu(latest, reference, alternative="greater").pvalue)
-    # A median's error is 1.25 times a mean's.
-    error = 1.25 * noise_of(listed.tolist()) * (1 / len(reference) + 1 / WINDOW) ** 0.5
-    if p_value > P_PINNED or now - level <= max(budget * level, NOISE_FACTOR * error):
+    noise = max(noise_of(listed.tolist()), crowd.noise * level)
+    error = OF_MEDIANS * noise * (1 / len(reference) + 1 / WINDOW) ** 0.5
+    if p_value > P_PINNED or now - level <= max(budget * level, crowd.sigmas * error):
         return None
     return Drift(now / level - 1 if level else float("inf"), "pinned", p_value, level)
 
 
-def _trend(listed: np.ndarray, budget: float) -> Drift | None:
-    """Kendall's tau says that it grows, Theil and Sen's slope by how much."""
+def _trend(listed: np.ndarray, budget: float, crowd: Crowd) -> Drift | None:
+    """Kendall's tau says that it grows, Theil and Sen's slope by how much; of many series one grows by chance."""
     index = np.arange(listed.size)
     p_value = float(stats.kendalltau(index, listed, alternative="greater").pvalue)
     slope, start, *_ = stats.theilslopes(listed, index)
     growth = float(slope) * (listed.size - 1)
-    if not p_value < P_TREND or start <= 0 or growth <= budget * start:
+    if not p_value < min(P_TREND, FALSE_ALARM / crowd.size) or start <= 0 or growth <= budget * start:
         return None
     return Drift(growth / float(start), "trend", p_value, float(start))

@@ -68,3 +68,4 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     facts = machine.fingerprint()
     machine_info["series"] = machine.series_key(facts, config.getoption("--device") or "cpu")
     machine_info["software"] = facts["software"]
+    machine_info["node"] = machine_info["series"]  # a saved file is kept, and a host's name is nobody's figure

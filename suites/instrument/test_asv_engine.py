@@ -122,6 +122,13 @@ def test_the_commit_of_the_greatest_step_is_found(repository: Path) -> None:
     assert git(repository, "rev-parse", "HEAD~1").strip()[:8] in out.rpartition("Greatest regression found")[2], out
 
 
+def test_a_search_that_meets_an_unsupported_commit_ends_and_says_so(repository: Path) -> None:
+    first = git(repository, "rev-list", "--max-parents=0", "HEAD").strip()
+    code, out = asv(repository, "find", f"{first}..HEAD", "rows.Engine.track_number")
+    assert code != 0
+    assert "unsupported: the engine of" in out
+
+
 def test_results_name_the_hardware_and_the_versions_and_neither_host_nor_folder(repository: Path) -> None:
     head = git(repository, "rev-parse", "HEAD").strip()
     code, out = asv(repository, "run", "--python=same", "--set-commit-hash", head, "--show-stderr")

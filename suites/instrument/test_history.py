@@ -20,7 +20,7 @@ import pytest
 from harness.errors import FAILED, INCOMPLETE, PASS, UsageError
 from harness.history import changepoints
 from harness.history.annotate import difference, missing_nights, ranges, segments
-from harness.history.changepoints import Detector, choose_detector, noise_of, steps
+from harness.history.changepoints import Crowd, Detector, choose_detector, noise_of, steps
 from harness.history.check import Kind, Limits, Report, check, judge, lines
 from harness.history.creep import drift
 from harness.history.figures import figures_of
@@ -93,6 +93,38 @@ def test_identical_noisy_code_raises_nothing_in_twenty_repeated_nights() -> None
     assert alarms == []
 
 
+def crowd_of(levels: Sequence[float], count: int, spread: float) -> History:
+    return history(*(replace(series(noisy(levels, seed, spread)), name=f"row {seed}") for seed in range(count)))
+
+
+def test_three_hundred_noisy_series_of_identical_code_raise_nothing_in_the_first_nights() -> None:
+    """Each test was right on its own, and one of three hundred was wrong nearly every night."""
+    tempted = 0
+    for nights in (5, 7, 9, 12):
+        crowd = crowd_of([100.0] * nights, 300, spread=0.03)
+        report = check(crowd, LIMITS, ASV, date(2026, 11, 1))
+        assert report.of(Kind.REGRESSION) + report.of(Kind.DRIFT) == [], nights
+        alone = (judge(one, LIMITS, ASV) for one in crowd.series)
+        tempted += sum(found.kind is Kind.REGRESSION for findings in alone for found in findings)
+    assert tempted, "judged each on its own, they do"
+
+
+def test_ten_percent_in_one_of_six_commits_is_named_in_the_midst_of_three_hundred_series() -> None:
+    report = check(crowd_of([100.0] * 3 + [110.0] * 3, 300, spread=0.01), LIMITS, ASV, date(2026, 11, 6))
+    named = report.by_commit(Kind.REGRESSION)
+    assert [commit for commit, _ in named] == ["c003"]
+    assert len(named[0][1]) > 250
+
+
+def test_a_few_series_say_nothing_of_a_machines_noise_that_each_does_not_know() -> None:
+    few = Crowd.of([noisy([100.0] * 6, seed, 0.03) for seed in range(4)])
+    many = Crowd.of([noisy([100.0] * 6, seed, 0.03) for seed in range(300)])
+    assert (few.size, few.noise) == (4, 0.0)
+    assert few.sigmas == pytest.approx(3.02, abs=0.01)
+    assert many.noise == pytest.approx(0.03, rel=0.15)
+    assert many.sigmas == pytest.approx(4.15, abs=0.01)
+
+
 def test_one_fresh_outlier_asks_to_be_measured_again() -> None:
     values = noisy([100.0] * 15, seed=1)
     assert judged([*values, 110.0]) == [(Kind.SUSPECT, "c015")]
@@ -104,6 +136,35 @@ def test_a_suspect_is_inconclusive_and_a_regression_fails() -> None:
     values = noisy([100.0] * 15, seed=1)
     assert check(history(series([*values, 110.0])), LIMITS, ASV, date(2026, 11, 16)).exit_code == INCOMPLETE
     assert check(history(series([*values, 110.0, 110.0])), LIMITS, ASV, date(2026, 11, 17)).exit_code == FAILED
+
+
+def test_another_machine_is_told_and_its_level_is_held_against_none() -> None:
+    values = noisy([100.0] * 12 + [130.0] * 12, seed=6)
+    points = series(values).points
+    both = [
+        replace(series([]), machine=name, points=points[cut])
+        for name, cut in (("old", slice(12)), ("new", slice(12, None)))
+    ]
+    report = check(history(*both), LIMITS, ASV, date(2026, 11, 24))
+    assert report.findings == ()
+    assert [note.partition(";")[0] for note in report.notes] == [
+        "machine old: nights from 2026-11-01 to 2026-11-12",
+        "machine new: nights from 2026-11-13 to 2026-11-24",
+    ]
+
+
+@pytest.mark.parametrize(
+    "fact", ["gpus.0.driver", "gpus.0.power_cap_w", "os.kernel", "software.triton", "params.series"]
+)
+def test_every_fact_of_the_environment_ends_a_segment_whatever_it_is(fact: str) -> None:
+    values = noisy([100.0] * 15 + [120.0] * 15, seed=2)
+    whole = series(values)
+    points = [
+        replace(point, environment={fact: "a" if night < 15 else "b"}) for night, point in enumerate(whole.points)
+    ]
+    found = judge(replace(whole, points=tuple(points)), LIMITS, ASV)
+    assert [(finding.kind, finding.commit) for finding in found] == [(Kind.CHANGED, "c015")]
+    assert f"{fact} a -> b" in found[0].message
 
 
 def test_an_improvement_is_told_and_does_not_fail() -> None:

@@ -38,6 +38,17 @@ def test_a_night_sweeps_every_level_and_graph_in_a_process_for_each_cell() -> No
     assert night.limits.max_num_seqs > max(night.axes.ladder[0]), "the first size past the ladder is driven too"
 
 
+def test_a_profile_that_leaves_g1_nothing_to_compare_is_refused(tmp_path: Path) -> None:
+    """asv's own profile did: each of its graph cells was wrong, and each of their rows failed."""
+    path = write_profile(tmp_path)
+    few = "[numerics]\ninput_sets = 1\nreplays = 1"
+    path.write_text(path.read_text().replace("[numerics]", few))
+    with pytest.raises(UsageError, match="G1 compares nothing"):
+        load_profile(str(path))
+    path.write_text(path.read_text().replace("replays = 1", "replays = 2"))
+    assert load_profile(str(path)).numerics.input_sets == 1
+
+
 def test_an_unknown_profile_lists_those_that_exist() -> None:
     with pytest.raises(UsageError, match=r"unknown profile 'quik'; choose from .*quick, real, release, tiny"):
         load_profile("quik")

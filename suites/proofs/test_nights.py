@@ -17,14 +17,15 @@ NIGHTS = 20
 
 
 @pytest.fixture(scope="module")
-def branch(tmp_path_factory: pytest.TempPathFactory) -> Branch:
-    return make_branch(tmp_path_factory.mktemp("planted"), 6, slow_at=3)
+def branch(tmp_path_factory: pytest.TempPathFactory, device: str) -> Branch:
+    return make_branch(tmp_path_factory.mktemp("planted"), device, 6, slow_at=3)
 
 
 @pytest.mark.timeout(1200)  # six nights of fresh processes, a measurement before them, a bisect of minutes
 def test_a_tenth_planted_in_one_of_six_commits_is_named_by_the_nightly(branch: Branch) -> None:
-    for commit in branch.commits:
-        code, out = branch.night(commit)
+    nights = [branch.night(commit) for commit in branch.commits]
+    assert nights[0][0] == 0, f"a first night has nothing to look back on:\n{nights[0][1]}"
+    code, out = nights[-1]
     assert code == 1, out
     assert f"REGRESSION at {branch.slow[:12]}" in out
     named = [line for line in out.splitlines() if line.startswith(("REGRESSION", "DRIFT"))]
@@ -39,8 +40,8 @@ def test_the_same_commit_is_named_by_a_bisect_of_paired_runs(branch: Branch) -> 
 
 
 @pytest.mark.timeout(1800)  # twenty nights, of some ten seconds each
-def test_twenty_nights_of_identical_code_raise_nothing(tmp_path: Path) -> None:
-    same = make_branch(tmp_path, 1)
+def test_twenty_nights_of_identical_code_raise_nothing(tmp_path: Path, device: str) -> None:
+    same = make_branch(tmp_path, device, 1)
     codes, told = [], []
     for _ in range(NIGHTS):
         code, out = same.night(same.commits[0])
