@@ -21,6 +21,7 @@ import torch
 import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, private_dir
+from atom_impl.compilation.graph_identity import operators_digest
 from atom_impl.compilation.native_kernels import probe_cpu_features
 from atom_impl.compilation.toolchain import toolchain
 from atom_impl.compilation.torch_compat import own_cache_keys
@@ -119,7 +120,7 @@ class InductorAdaptor(CompilerInterface):
         hits = counters["inductor"]["fxgraph_cache_hit"]
         if any(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in example_inputs):
             probe_cpu_features()
-        with own_cache_keys(), _own_cache(self._dir), _cacheable() as hashes:
+        with own_cache_keys(operators_digest(graph)), _own_cache(self._dir), _cacheable() as hashes:
             compiled: Any = compile_fx(copy.deepcopy(graph), list(example_inputs), config_patches=patches)
         hit = counters["inductor"]["fxgraph_cache_hit"] > hits
         return compiled, hashes[-1] if hashes else None, hit

@@ -15,6 +15,7 @@ import torch
 import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, publish, verify
+from atom_impl.compilation.graph_identity import operators_digest
 from atom_impl.compilation.native_kernels import NativeKernels, keeping_kernel_modules, probe_cpu_features
 from atom_impl.compilation.toolchain import toolchain
 from atom_impl.compilation.torch_compat import own_cache_keys
@@ -123,7 +124,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
 
         shapes: Any = "from_example_inputs" if isinstance(runtime_shape, int) else "from_tracing_context"
         patches = set_inductor_config(compiler_config, runtime_shape)
-        with own_cache_keys():
+        with own_cache_keys(operators_digest(graph)):
             artefact = standalone_compile(
                 graph, list(example_inputs), dynamic_shapes=shapes, options={"config_patches": patches}
             )

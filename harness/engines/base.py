@@ -132,8 +132,8 @@ class EngineSession(ABC):
         """Warm up, compile and record everything the cell's mode asks for. Returns what the engine claims of it:
 
         `capture_s`, `compile_s`, `buckets` {phase: [rows]}, `segments` and `regions` {bucket: n}, `nodes` {bucket: n},
-        `pool_bytes`, `pool_bytes_largest` (after the largest bucket alone), and `compiles` (deltas of the compile
-        counters).
+        `pool_bytes`, `pool_bytes_largest` (after the largest bucket alone), `compiles` (deltas of the compile counters)
+        and `kernels` (generated kernels of each distinct piece, by its name).
         """
 
     @abstractmethod
