@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from atom_impl.compilation.steady_state import compiling_nothing, warm_up_rows
 from atom_impl.config import CompilationLevel, Config, CUDAGraphMode
 from atom_impl.device import get_device
 from atom_impl.model_engine.batch import ScheduledBatch
@@ -93,8 +94,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warmup_model(self) -> None:
-        """The first run of the model, at two rows or more: it traces and compiles for every row count."""
-        self.run_dummy(max(2, *self.capture_sizes, *self.prefill_sizes), is_prefill=True, tr_graph=None)
+        """The first runs of the model, at two rows or more first: they trace and compile for every row count."""
+        compilation = self.config.compilation_config
+        largest = max(2, *self.capture_sizes, *self.prefill_sizes)
+        limit = min(self.staging.max_rows, self.staging.max_requests * self.staging.max_model_len)
+        for rows in warm_up_rows(compilation.level, largest, limit, compilation.compile_sizes):
+            self.run_dummy(rows, is_prefill=True, tr_graph=None)
 
     @torch.inference_mode()
     def capture_cudagraph(self) -> tuple[float, list[int]]:
@@ -149,6 +154,9 @@ class ModelRunner:
         if mode.use_cudagraph:
             self.req_graph.replay(request_bucket(context.running_bs, mode.max_seqlen_q))
             hidden_states = self.forward_vars["outputs"]
+        elif self.capture_report is not None and not mode.token_graph:
+            with compiling_nothing(self.config.compilation_config.level):
+                hidden_states = self.model(input_ids, context.positions)
         else:
             hidden_states = self.model(input_ids, context.positions)
         live = hidden_states[: mode.scheduled_tokens]
