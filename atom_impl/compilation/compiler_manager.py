@@ -20,19 +20,19 @@ import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, locked, private_dir, write_atomically
 from atom_impl.compilation.compile_gate import check_may_compile
-from atom_impl.compilation.generated_code import generated_code
-from atom_impl.compilation.graph_identity import piece_fingerprint
-from atom_impl.compilation.size_assumptions import by_compiler
-from atom_impl.compilation.torch_compat import has_standalone_compile, size_guards
-from atom_impl.config import CompilationConfig
-from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compiler_inferface import (
+from atom_impl.compilation.compilers import (
     Compiled,
     CompilerInterface,
     EagerAdaptor,
     Handle,
     InductorStandaloneAdaptor,
 )
+from atom_impl.compilation.generated_code import generated_code
+from atom_impl.compilation.graph_identity import piece_fingerprint
+from atom_impl.compilation.size_assumptions import by_compiler
+from atom_impl.compilation.torch_compat import has_standalone_compile, size_guards
+from atom_impl.config import CompilationConfig
+from atom_impl.utils.compilation_counter import compilation_counter
 
 logger = logging.getLogger(__name__)
 

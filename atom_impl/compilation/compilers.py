@@ -1,4 +1,4 @@
-"""The compilers behind the compile levels, behind one small interface. The file's spelling is the guide's.
+"""The compilers behind the compile levels, behind one small interface.
 
 Upstream's interface let a missing artefact end the start-up and let another build's artefact in. An adaptor here
 answers a load that cannot be used with `ArtefactMiss`, and its caller compiles instead and counts why.
@@ -96,21 +96,40 @@ class EagerAdaptor(CompilerInterface):
         return graph.forward, None
 
 
-class InductorStandaloneAdaptor(CompilerInterface):
+class InductorCompiler(CompilerInterface):
+    """What Inductor's two adaptors share: whose artefacts they are, and what becomes of one that cannot be kept."""
+
+    def __init__(self) -> None:
+        self._dir: Path | None = None
+
+    def compute_hash(self, vllm_config: Any) -> str:
+        return stable_hash(toolchain())[:16]
+
+    def _saved(self, handle: Handle) -> Handle:
+        compilation_counter.num_compiled_artifacts_saved += 1
+        return handle
+
+    def _unsaveable(self, key: str, why: str) -> Handle | None:
+        """No handle. Counted each time, but a warning once per process, since one cause usually hits every piece."""
+        global _warned
+        logger.log(logging.DEBUG if _warned else logging.WARNING, "artefact %s is not cached: %s", key, why)
+        _warned = True
+        compilation_counter.cache_misses["unsaveable"] += 1
+        return None
+
+
+class InductorStandaloneAdaptor(InductorCompiler):
     """Inductor through `torch._inductor.standalone_compile`, torch 2.8 and later. No torch internals are replaced."""
 
     name = "inductor_standalone"
 
     def __init__(self) -> None:
-        self._dir: Path | None = None
+        super().__init__()
         self._owner = ""
 
     def initialize_cache(self, cache_dir: str, disable_cache: bool = False, prefix: str = "") -> None:
         self._dir = None if disable_cache else Path(cache_dir)
         self._owner = self.compute_hash(None)
-
-    def compute_hash(self, vllm_config: Any) -> str:
-        return stable_hash(toolchain())[:16]
 
     def compile(
         self,
@@ -140,8 +159,7 @@ class InductorStandaloneAdaptor(CompilerInterface):
         try:
             return self.load(handle, graph, example_inputs, 0, runtime_shape), handle
         except ArtefactMiss as miss:
-            _warn_unsaveable(key, str(miss))
-            return artefact, None
+            return artefact, self._unsaveable(key, str(miss))
 
     def load(
         self,
@@ -181,36 +199,21 @@ class InductorStandaloneAdaptor(CompilerInterface):
             kernels.copy_into(content)
 
         if not _is_saveable(artefact):
-            _warn_unsaveable(key, "Inductor recorded no artefact")
-            return None
+            return self._unsaveable(key, "Inductor recorded no artefact")
         try:
             publish(self._dir, key, self._owner, write)
-        except AssertionError as error:
-            _warn_unsaveable(key, str(error))
-            return None
-        except RuntimeError as error:
-            if "CompiledArtifact.save failed to save" not in str(error):
+        except (AssertionError, OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and _TORCH_REFUSES not in str(error):
                 raise
-            _warn_unsaveable(key, str(error))
-            return None
-        except OSError as error:
-            _warn_unsaveable(key, f"{type(error).__name__}: {error}")
-            return None
-        compilation_counter.num_compiled_artifacts_saved += 1
-        return (key, key)
+            return self._unsaveable(key, f"{type(error).__name__}: {error}")
+        return self._saved((key, key))
+
+
+#: How torch words that an artefact holds something that it cannot write.
+_TORCH_REFUSES = "CompiledArtifact.save failed to save"
+_warned = False
 
 
 def _is_saveable(artefact: Any) -> bool:
     check = getattr(artefact, "is_saveable", None)
     return True if check is None else bool(check())
-
-
-_warned = False
-
-
-def _warn_unsaveable(key: str, why: str) -> None:
-    """Once per process as a warning; the rest at debug level, since one cause usually hits every piece."""
-    global _warned
-    logger.log(logging.DEBUG if _warned else logging.WARNING, "artefact %s is not cached: %s", key, why)
-    _warned = True
-    compilation_counter.cache_misses["unsaveable"] += 1
