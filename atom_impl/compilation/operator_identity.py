@@ -50,7 +50,7 @@ def operator_facts(target: Any) -> list[str]:
 def triton_facts(kernel_index: int) -> list[str]:
     """A user's Triton kernel that is inlined in a graph: its source with all it refers to, and what tunes it."""
     kernel: Any = _side_table().get_kernel(kernel_index)
-    facts = []
+    facts: list[str] = []
     for _ in range(_NESTED):
         if hasattr(kernel, "src"):
             return [*facts, str(getattr(kernel, "cache_key", None) or kernel.src)]

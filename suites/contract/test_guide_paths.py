@@ -70,13 +70,6 @@ def test_the_adaptors_of_the_guides_path_are_the_ones_that_compile() -> None:
     assert compiler_inferface.AlwaysHitShapeEnv is inductor_adaptor.AlwaysHitShapeEnv
 
 
-def test_an_unknown_name_of_the_interface_is_the_usual_error() -> None:
-    from atom_impl.utils import compiler_inferface
-
-    with pytest.raises(AttributeError, match="NoSuchAdaptor"):
-        compiler_inferface.NoSuchAdaptor  # noqa: B018
-
-
 def test_the_default_production_setup_sets_what_the_guide_says() -> None:
     config = Config(device="cpu", compilation_config=CompilationConfig(level=3), max_num_seqs=512)
     compilation = config.compilation_config

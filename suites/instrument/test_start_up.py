@@ -35,7 +35,7 @@ def judged(rounds: list[Round], split_ops: int = 30) -> dict[str, Claim]:
 
 def spread(count: int, **changes: dict[str, Any]) -> list[Round]:
     """Rounds of a machine whose speed drifts, which pairs cancel."""
-    rounds = []
+    rounds: list[Round] = []
     for number in range(count):
         factor = 1 + number / 10
         sides = one_round(**changes)
