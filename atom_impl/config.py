@@ -93,6 +93,8 @@ class CompilationConfig:
     compile_sizes: list[int | str] | None = None
     #: Layer name to module. A module enters itself when it is built; every opaque op looks its layer up here.
     static_forward_context: dict[str, Any] = field(default_factory=dict, init=False)
+    #: What was generated, piece by piece: "piece 3", "piece 3 for 64 rows" or "whole model" to its number of kernels.
+    generated_kernels: dict[str, int] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> CompilationConfig:

@@ -32,6 +32,7 @@ RULES: tuple[tuple[str, str, Direction], ...] = (
     ("compile", "graph_breaks", Direction.LOWER),
     ("compile", "recompiles", Direction.LOWER),
     ("compile", "generated_pieces", Direction.LOWER),
+    ("kernels", "*", Direction.LOWER),
     ("compile", "num_graphs_seen", Direction.SAME),
     ("compile", "num_piecewise_graphs_seen", Direction.SAME),
     ("compile", "num_piecewise_capturable_graphs_seen", Direction.SAME),
@@ -69,6 +70,7 @@ def exact_counts(lane: LaneRecord) -> dict[str, int]:
         "counted": lane.counters.get("audit"),
         "recording": {name: lane.capture.get(name) for name in ("segments", "regions", "nodes")},
         "pool": {name: lane.counters.get(name) for name in ("pool_bytes", "pool_bytes_largest")},
+        "kernels": lane.capture.get("kernels") or {},
         "compile": {**compiles, "generated_pieces": sum(compiles.get(name, 0) for name in _PIECES)} if compiles else {},
     }
     found = ((f"{group}/{name}", count) for group, tree in groups.items() for name, count in _leaves(tree))

@@ -84,6 +84,20 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     samples_us: list[float]
 
 
+class CompilerLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What torch's compiler said of a lane in which something failed. Texts are cut and the first ones kept."""
+
+    folder: str  # relative to the run's folder: graphs, guards and generated code as files
+    graph_breaks: list[str] = []
+    recompiles: list[str] = []  # the guards that failed
+    failures: list[str] = []
+    phases: dict[str, int] = {}  # how many events in each phase
+    events: dict[str, int] = {}  # how many files of each kind
+    counters: dict[str, int] = {}  # Dynamo's own
+    files: list[str] = []  # the last ones; the folder has them all
+    left_out: int = 0  # events beyond the folder's size
+
+
 class LaneRecord(msgspec.Struct, frozen=True, kw_only=True, tag="lane"):
     """One cell in one dtype, run in one worker process. A cell is whole when all its lanes are in."""
 
@@ -111,6 +125,7 @@ class LaneRecord(msgspec.Struct, frozen=True, kw_only=True, tag="lane"):
     launch: int = 0  # of the same cell and lane, in a fresh process each
     slot: str = ""  # "cpu" or the PCI address of the GPU that ran it
     numa_node: int | None = None  # whose CPUs the worker was kept on; None where nobody knows it
+    compiler: CompilerLog | None = None
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True, tag="run"):

@@ -17,16 +17,18 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from harness.compiler_log import CompilerTrace, compiler_log, dynamo_counters, folder_of
 from harness.job import BAD_JOB, JOBS, OUTPUT_MARK, Entered, Event, Finished, Job, Measured, Started
 from harness.plan import Unit, kind_of
 from harness.plugins import find_engine, find_probes
 from harness.records import Fate, LaneRecord, Phase
 from harness.soundness import plain, sound_gate, sound_latencies
-from harness.verdicts import lane_fate
+from harness.verdicts import GREEN, lane_fate
 
 if TYPE_CHECKING:
     from harness.engines.base import Engine, EngineSession, SessionSpec
@@ -74,6 +76,17 @@ class UnitRun:
         self.raised = False
 
     def execute(self) -> LaneRecord:
+        """The unit's record; what the compiler said of it comes with it where something failed."""
+        logs = Path(self.job.stack_file).parent
+        with CompilerTrace(folder_of(logs, self.unit.id), lambda: self.clock.phase.value) as trace:
+            record = self._execute()
+        if record.fate in GREEN:
+            trace.discard()
+            return record
+        said = compiler_log(logs, self.unit.id, dynamo_counters())
+        return msgspec.structs.replace(record, compiler=said)
+
+    def _execute(self) -> LaneRecord:
         print(f"{OUTPUT_MARK}{self.unit.id}", flush=True)
         self._send(Started(self.unit.id, self.started))
         session: EngineSession | None = None

@@ -20,18 +20,19 @@ import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, locked, private_dir, write_atomically
 from atom_impl.compilation.compile_gate import check_may_compile
-from atom_impl.compilation.graph_identity import piece_fingerprint
-from atom_impl.compilation.size_assumptions import by_compiler
-from atom_impl.compilation.torch_compat import has_standalone_compile, size_guards
-from atom_impl.config import CompilationConfig
-from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compiler_inferface import (
+from atom_impl.compilation.compilers import (
     Compiled,
     CompilerInterface,
     EagerAdaptor,
     Handle,
     InductorStandaloneAdaptor,
 )
+from atom_impl.compilation.generated_code import generated_code
+from atom_impl.compilation.graph_identity import piece_fingerprint
+from atom_impl.compilation.size_assumptions import by_compiler
+from atom_impl.compilation.torch_compat import has_standalone_compile, size_guards
+from atom_impl.config import CompilationConfig
+from atom_impl.utils.compilation_counter import compilation_counter
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,11 @@ class _Request:
     graph_index: int
     runtime_shape: int | None
     name: str
+
+    @property
+    def title(self) -> str:
+        shape = "" if self.runtime_shape is None else f" for {self.runtime_shape} rows"
+        return f"piece {self.graph_index}{shape}"
 
 
 class CompilerManager:
@@ -144,7 +150,7 @@ class CompilerManager:
     def _request(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], config: dict[str, Any], index: int, shape: Any
     ) -> _Request:
-        options = (sorted(config.items(), key=repr), self.compiler.name, shape)
+        options = {"inductor": config, "compiler": self.compiler.name, "shape": shape}
         fingerprint = piece_fingerprint(graph, example_inputs, options, self.symbol_ranges)
         name = f"artifact_shape_{shape}_graph_{fingerprint[:32]}"
         return _Request(graph, example_inputs, dict(config), index, shape, name)
@@ -154,14 +160,20 @@ class CompilerManager:
         if shared is not None:
             compilation_counter.num_piece_reuses += 1
             return shared
-        if self._dir is None:
-            result = self._compile(request)
-        else:
-            # Another process that starts on the same piece waits here, and then loads what this one made and listed.
-            with locked(self._dir, request.name):
-                result = self._load(request) or self._compile(request)
-                self._remember(request, result[1])
+        with generated_code() as code:
+            result = self._load_or_compile(request)
+        if code.kernels is not None:
+            self.compilation_config.generated_kernels[request.title] = code.kernels
         self._obtained[request.name] = result
+        return result
+
+    def _load_or_compile(self, request: _Request) -> tuple[Compiled, Handle | None]:
+        if self._dir is None:
+            return self._compile(request)
+        # Another process that starts on the same piece waits here, and then loads what this one made and listed.
+        with locked(self._dir, request.name):
+            result = self._load(request) or self._compile(request)
+            self._remember(request, result[1])
         return result
 
     def _load(self, request: _Request) -> tuple[Compiled, Handle] | None:

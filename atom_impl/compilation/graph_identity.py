@@ -15,10 +15,14 @@ import sympy  # type: ignore[import-untyped]
 import torch
 import torch.fx
 
+from atom_impl.compilation.operator_identity import operator_facts, triton_constants, triton_facts
 from atom_impl.compilation.split_ops import op_names
 from atom_impl.compilation.torch_compat import symbol_hint
+from atom_impl.utils.stable_hash import stable_hash
 
-FORMAT = "piece-2"
+FORMAT = "piece-3"
+_TRITON = "triton_kernel_wrapper_"
+_PLACES = ("kernel_idx", "constant_args_idx")
 
 
 def piece_fingerprint(
@@ -29,23 +33,33 @@ def piece_fingerprint(
 ) -> str:
     """SHA-256 hex digest of a piece: its operations in order, its inputs' metadata, its constants, and `options`.
 
-    Nodes and symbols count by their order of appearance, so equal layers are equal. `options` must have a stable repr.
-    `ranges` are the symbols' as they were when the model was traced: compiling one piece may narrow them, and what a
-    piece is must not depend on whether the one before it was compiled or loaded.
+    Nodes and symbols count by their order of appearance, so equal layers are equal. `options` are what `stable_hash`
+    takes. `ranges` are the symbols' as they were when the model was traced: compiling one piece may narrow them, and
+    what a piece is must not depend on whether the one before it was compiled or loaded.
     """
     digest = hashlib.sha256()
     symbols = _Symbols(ranges or {})
     for line in _lines(graph, example_inputs, symbols):
         digest.update(line.encode())
         digest.update(b"\n")
-    digest.update(repr(options).encode())
+    digest.update(stable_hash(options).encode())
     return digest.hexdigest()
 
 
-class _Symbols:
-    """Symbols of a shape environment, renamed by order of appearance."""
+def operators_digest(graph: torch.fx.GraphModule) -> str:
+    """Hex digest of what the code of `graph` takes from operators that are not torch's own; "" when it calls none.
 
-    def __init__(self, ranges: Mapping[sympy.Symbol, Any]) -> None:
+    Caches below this one name an operator and look no closer, so their keys need it too.
+    """
+    symbols = _Symbols(None)
+    found = [line for node in _all_nodes(graph) for line in _called(node, symbols)]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16] if found else ""
+
+
+class _Symbols:
+    """Symbols of a shape environment, renamed by order of appearance. Without `ranges` they are names and no more."""
+
+    def __init__(self, ranges: Mapping[sympy.Symbol, Any] | None) -> None:
         self.ranges = ranges
         self.names: dict[sympy.Symbol, sympy.Symbol] = {}
 
@@ -62,6 +76,8 @@ class _Symbols:
         if node is None or not hasattr(node, "expr"):
             return f"{type(value).__name__} {value!r}"
         expr = node.expr
+        if self.ranges is None:
+            return f"{type(value).__name__} {self.text(expr)}"
         env = node.shape_env
         facts = [
             (str(self.ranges.get(symbol, env.var_to_range.get(symbol))), str(symbol_hint(env, symbol)))
@@ -79,9 +95,45 @@ def _lines(graph: torch.fx.GraphModule, example_inputs: Iterable[Any], symbols: 
     order: dict[torch.fx.Node, int] = {}
     for node in graph.graph.nodes:
         target = "" if node.op == "placeholder" else _target(graph, node, symbols)
-        arguments = "" if node.op == "placeholder" else _argument((node.args, node.kwargs), order, symbols)
+        keywords = {key: value for key, value in node.kwargs.items() if not (key in _PLACES and _is_triton(node))}
+        arguments = "" if node.op == "placeholder" else _argument((node.args, keywords), order, symbols)
         yield f"{node.op} {target} {arguments}"
+        yield from _called(node, symbols)
         order[node] = len(order)
+
+
+def _all_nodes(graph: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
+    """The nodes of a graph and of those that it holds, for a branch or a loop is one."""
+    for module in graph.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from module.graph.nodes
+
+
+def _called(node: torch.fx.Node, symbols: _Symbols) -> Iterable[str]:
+    """What a call takes from the operator behind it: its facts, and the layout that its fake gives its results."""
+    facts = operator_facts(node.target) if node.op == "call_function" else []
+    if _is_triton(node):
+        facts = triton_facts(node.kwargs["kernel_idx"])  # type: ignore[arg-type]
+        constants = triton_constants(node.kwargs["constant_args_idx"])  # type: ignore[arg-type]
+        facts.append(_argument(constants, {}, symbols))
+    if facts:
+        yield f"calls {node.target} {facts} -> {_layout(node.meta.get('example_value'), symbols)}"
+
+
+def _is_triton(node: torch.fx.Node) -> bool:
+    """Whether a node is a user's Triton kernel: its source is in a table of this process, and only its place in it is
+    in the graph.
+    """
+    return str(node.target).startswith(_TRITON)
+
+
+def _layout(value: Any, symbols: _Symbols) -> str:
+    """Shapes, strides and dtypes of a traced value, however nested."""
+    if isinstance(value, torch.Tensor):
+        return str(_metadata(value, symbols))
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(_layout(item, symbols) for item in value)})"
+    return symbols.scalar(value)
 
 
 def _target(graph: torch.fx.GraphModule, node: torch.fx.Node, symbols: _Symbols) -> str:

@@ -21,12 +21,11 @@ import torch
 import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, private_dir
+from atom_impl.compilation.compilers import Compiled, Handle, InductorCompiler, set_inductor_config
+from atom_impl.compilation.graph_identity import operators_digest
 from atom_impl.compilation.native_kernels import probe_cpu_features
-from atom_impl.compilation.toolchain import toolchain
 from atom_impl.compilation.torch_compat import own_cache_keys
 from atom_impl.utils.compilation_counter import compilation_counter
-from atom_impl.utils.compiler_inferface import Compiled, CompilerInterface, Handle, set_inductor_config
-from atom_impl.utils.stable_hash import stable_hash
 
 
 class AlwaysHitShapeEnv:
@@ -45,7 +44,7 @@ class AlwaysHitShapeEnv:
         return ""
 
 
-class InductorAdaptor(CompilerInterface):
+class InductorAdaptor(InductorCompiler):
     """Inductor through `compile_fx`.
 
     A handle is (key, Inductor's hash of the graph, digest of the cache's entry, options), for a load repeats the
@@ -54,14 +53,8 @@ class InductorAdaptor(CompilerInterface):
 
     name = "inductor"
 
-    def __init__(self) -> None:
-        self._dir: Path | None = None
-
     def initialize_cache(self, cache_dir: str, disable_cache: bool = False, prefix: str = "") -> None:
         self._dir = None if disable_cache else private_dir(Path(cache_dir) / "inductor_cache")
-
-    def compute_hash(self, vllm_config: Any) -> str:
-        return stable_hash(toolchain())[:16]
 
     def compile(
         self,
@@ -79,10 +72,11 @@ class InductorAdaptor(CompilerInterface):
         if graph_hash is None:
             raise RuntimeError(f"Inductor computed no hash for {key}: it did not reach its cache of graphs")
         digest = _digest(_entry(self._dir, graph_hash))
-        if digest is None or not _is_literal(options):
-            return compiled, None
-        compilation_counter.num_compiled_artifacts_saved += 1
-        return compiled, (key, graph_hash, digest, repr(options))
+        if digest is None:
+            return compiled, self._unsaveable(key, f"Inductor kept no entry {graph_hash} in its cache of graphs")
+        if not _is_literal_text(repr(options)):
+            return compiled, self._unsaveable(key, f"a load repeats the compile, and {options!r} is no plain data")
+        return compiled, self._saved((key, graph_hash, digest, repr(options)))
 
     def load(
         self,
@@ -119,7 +113,7 @@ class InductorAdaptor(CompilerInterface):
         hits = counters["inductor"]["fxgraph_cache_hit"]
         if any(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in example_inputs):
             probe_cpu_features()
-        with own_cache_keys(), _own_cache(self._dir), _cacheable() as hashes:
+        with own_cache_keys(operators_digest(graph)), _own_cache(self._dir), _cacheable() as hashes:
             compiled: Any = compile_fx(copy.deepcopy(graph), list(example_inputs), config_patches=patches)
         hit = counters["inductor"]["fxgraph_cache_hit"] > hits
         return compiled, hashes[-1] if hashes else None, hit
@@ -196,10 +190,6 @@ def _digest(entry: Path) -> str | None:
     for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest() if files else None
-
-
-def _is_literal(options: dict[str, Any]) -> bool:
-    return _is_literal_text(repr(options))
 
 
 def _is_literal_text(text: str) -> bool:

@@ -32,16 +32,18 @@ def cache_entries(code: CodeType) -> list[Any]:
     return list(_debug_get_cache_entry_list(code))
 
 
-def own_cache_keys() -> AbstractContextManager[Any]:
-    """Keep Inductor's own caches apart from other users' within the block.
+def own_cache_keys(operators: str) -> AbstractContextManager[Any]:
+    """Keep Inductor's own caches apart from other users' within the block, and from those of other operators.
 
     Their keys do not say that sizes 0 and 1 were left open, so an entry of an ordinary trace would be found, and with
-    it the assumption that every size is at least 2.
+    it the assumption that every size is at least 2. Nor do they hold more of a custom operator than its name:
+    `operators` is what `operators_digest` says of the graph.
     """
     config = importlib.import_module("torch.compiler.config")
     if not hasattr(config, "cache_key_tag"):
         return nullcontext()
-    patched: AbstractContextManager[Any] = config.patch(cache_key_tag=f"{config.cache_key_tag}sizes-0-and-1")
+    tag = f"{config.cache_key_tag}sizes-0-and-1 {operators}"
+    patched: AbstractContextManager[Any] = config.patch(cache_key_tag=tag)
     return patched
 
 

@@ -6,6 +6,7 @@ level 3 fills in.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 import torch.fx
 
 from atom_impl.compilation.compile_gate import check_may_compile
+from atom_impl.compilation.generated_code import generated_code
+from atom_impl.compilation.graph_identity import operators_digest
 from atom_impl.compilation.torch_compat import own_cache_keys
 from atom_impl.config import Config
 from atom_impl.utils.compilation_counter import compilation_counter
@@ -36,24 +39,37 @@ class InductorOnceBackend:
         from torch._inductor.compile_fx import compile_fx
 
         options = dict(self._config.inductor_compile_config)
-        with own_cache_keys():
+        with own_cache_keys(operators_digest(graph)), generated_code() as code:
             compiled: Any = compile_fx(graph, list(example_inputs), config_patches=options)
         compilation_counter.num_inductor_compiles += 1
+        if code.kernels is not None:
+            self._config.generated_kernels["whole model"] = code.kernels
         return compiled
 
 
-def compile_as_is(model: Callable[..., Any]) -> Any:
+def compile_as_is(model: Callable[..., Any]) -> Compiled:
     """Level 1, applied by the runner: a module or a forward behind Dynamo alone, its guards kept, sizes of at least 2
     in one graph.
 
-    A graph break raises Dynamo's `Unsupported` or `UserError` on the first call and names the line.
+    A graph break raises Dynamo's `Unsupported` or `UserError` on the first call and names the line. Every trace after
+    the first counts as a recompile.
     """
+    traces = itertools.count()
 
     def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         check_may_compile("the model")
         compilation_counter.dynamo_as_is_count += 1
         compilation_counter.num_eager_compiles += 1
+        compilation_counter.recompiles += next(traces) > 0
         return graph.forward
 
     compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
-    return compiled
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError):
+            compilation_counter.graph_breaks += 1
+            raise
+
+    return call

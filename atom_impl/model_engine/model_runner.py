@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from atom_impl.compilation.steady_state import compiling_nothing, warm_up_rows
 from atom_impl.config import CompilationLevel, Config, CUDAGraphMode
 from atom_impl.device import get_device
 from atom_impl.model_engine.batch import ScheduledBatch
@@ -93,19 +94,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warmup_model(self) -> None:
-        """The first runs of the model: they trace and compile for every row count, so that no served step does."""
-        for rows in self._warmup_rows():
-            self.run_dummy(rows, is_prefill=True, tr_graph=None)
-
-    def _warmup_rows(self) -> list[int]:
-        """Two rows or more make one graph for every size. Level 1 keeps Dynamo's guards, which make one for the size
-        seen first, one for all others and one for a single row: left to the first steps, those would compile.
-        """
+        """The first runs of the model, at two rows or more first: they trace and compile for every row count."""
+        compilation = self.config.compilation_config
         largest = max(2, *self.capture_sizes, *self.prefill_sizes)
-        if self.config.compilation_config.level != CompilationLevel.DYNAMO_AS_IS:
-            return [largest]
-        other = 2 if largest > 2 else 3
-        return [rows for rows in (largest, other, 1) if rows <= self.staging.max_rows]
+        limit = min(self.staging.max_rows, self.staging.max_requests * self.staging.max_model_len)
+        for rows in warm_up_rows(compilation.level, largest, limit, compilation.compile_sizes):
+            self.run_dummy(rows, is_prefill=True, tr_graph=None)
 
     @torch.inference_mode()
     def capture_cudagraph(self) -> tuple[float, list[int]]:
@@ -160,6 +154,9 @@ class ModelRunner:
         if mode.use_cudagraph:
             self.req_graph.replay(request_bucket(context.running_bs, mode.max_seqlen_q))
             hidden_states = self.forward_vars["outputs"]
+        elif self.capture_report is not None and not mode.token_graph:
+            with compiling_nothing(self.config.compilation_config.level):
+                hidden_states = self.model(input_ids, context.positions)
         else:
             hidden_states = self.model(input_ids, context.positions)
         live = hidden_states[: mode.scheduled_tokens]

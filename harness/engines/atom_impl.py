@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -191,6 +192,7 @@ class AtomSession(EngineSession):
             **_pools(self._runner.device, by_rows),
             "compiles": dict(self._build.compiles),
             "debug_replay": is_debug(self._runner.device),
+            "kernels": dict(self._build.config.compilation_config.generated_kernels),
         }
 
     def _count_compiles(self) -> None:
@@ -403,5 +405,14 @@ def _code_hashes(config: Config) -> dict[str, str]:
     for manifest in Path(folder).glob("*/manifest.json"):
         files: dict[str, str] = json.loads(manifest.read_text())["files"]
         sources |= {digest: Path(name).suffix for name, digest in files.items() if Path(name).suffix in (".cpp", ".py")}
-    code = _sha("\n".join(sorted(sources)))
-    return {"pieces": _sha((Path(folder) / CACHE_FILE).read_text()), "generated code": code}
+    table = (Path(folder) / CACHE_FILE).read_text()
+    hashes = {"pieces": _sha(table), "generated code": _sha("\n".join(sorted(sources)))}
+    return hashes | _distinct_pieces(ast.literal_eval(table))
+
+
+def _distinct_pieces(table: Mapping[tuple[int | None, int, str], tuple[str, ...]]) -> dict[str, str]:
+    """A hash for each distinct piece, by the first place where it stands."""
+    named: dict[str, str] = {}
+    for (shape, index, _), handle in sorted(table.items(), key=lambda entry: entry[0][1]):
+        named.setdefault(handle[0], f"piece {index}{'' if shape is None else f' for {shape} rows'}")
+    return {title: _sha(name) for name, title in named.items()}

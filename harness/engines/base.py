@@ -134,9 +134,9 @@ class EngineSession(ABC):
 
         `capture_s`, `compile_s`, `buckets` {phase: [rows]}, `segments` and `regions` {bucket: n}, `nodes` {bucket: n},
         `pool_bytes`, `pool_bytes_largest` (after the largest bucket alone), `compiles` (deltas of the compile
-        counters), and `debug_replay`: whether segments run eagerly in place of recorded graphs, as
-        `options["debug_replay"]` asks. From the graphs rather than the engine's books, where the adaptor can: `pools`
-        {bucket: [names]} and `pool_sizes` {name: bytes}.
+        counters), `kernels` (generated kernels of each distinct piece, by its name), and `debug_replay`: whether
+        segments run eagerly in place of recorded graphs, as `options["debug_replay"]` asks. From the graphs rather than
+        the engine's books, where the adaptor can: `pools` {bucket: [names]} and `pool_sizes` {name: bytes}.
         """
 
     @abstractmethod

@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from harness.comparison.sides import Side
+from harness.compiler_log import compiler_log
 from harness.errors import HarnessFault
 from harness.execution.locks import held
 from harness.execution.process import WorkerProcess, how_it_ended
@@ -28,7 +29,7 @@ from harness.profile import Profile
 from harness.records import Fate, LaneRecord, Phase
 from harness.soundness import plain
 from harness.store import unit_id
-from harness.verdicts import first_fate
+from harness.verdicts import GREEN, first_fate
 
 POLL_S = 0.2
 
@@ -194,8 +195,12 @@ class _Watch:
         return msgspec.structs.replace(record, output_tail=self.worker.output.tail())
 
     def _certain(self, record: LaneRecord) -> LaneRecord:
-        self.done.add(unit_id(record.cell, record.lane, record.launch))
-        return record
+        """The record to keep. A worker that died left behind what the compiler had said by then."""
+        unit = unit_id(record.cell, record.lane, record.launch)
+        self.done.add(unit)
+        if record.fate in GREEN or record.compiler is not None:
+            return record
+        return msgspec.structs.replace(record, compiler=compiler_log(self.worker.stack_file.parent, unit))
 
     def _died(self) -> LaneRecord:
         ended = how_it_ended(self.worker.exit_code or 0)

@@ -51,6 +51,7 @@ def _print_lane(cell: CellView, lane: LaneRecord, console: Console) -> None:
     _print_gates(
         "Counts against closed forms", [gate for gate in gates if gate.is_count], "counted", "closed form", console
     )
+    _print_compiler(lane, console)
     _print_latency(lane, console)
     for title, tree in (("Capture", lane.capture), ("Counters", lane.counters), ("Artefacts", lane.artefacts)):
         _print_pairs(title, flat(tree), console)
@@ -67,6 +68,23 @@ def _print_end(lane: LaneRecord, console: Console) -> None:
         if text:
             console.print(Text(f"  {title}", style="dim"))
             console.print(Padding(Text(clean(text)), (0, 0, 0, 4), expand=False), soft_wrap=True)
+
+
+def _print_compiler(lane: LaneRecord, console: Console) -> None:
+    """What torch's compiler said, of a lane in which something failed."""
+    said = lane.compiler
+    if said is None:
+        return
+    _subheading(console, "What the compiler said")
+    for title, texts in (("failed", said.failures), ("graph break", said.graph_breaks), ("recompile", said.recompiles)):
+        for text in texts:
+            console.print(Text(f"  {title}", style="dim"))
+            console.print(Padding(Text(clean(text)), (0, 0, 0, 4), expand=False), soft_wrap=True)
+    files = ", ".join(f"{count} {kind}" for kind, count in said.events.items()) or "no files"
+    cut = f"; {said.left_out} more were left out for their size" if said.left_out else ""
+    console.print(Text(f"  {clean(said.folder)}: {clean(files)}{cut}"), soft_wrap=True)
+    for name, value in flat(said.counters):
+        console.print(Text(f"    {clean(name)} = {clean(value)}", style="dim"))
 
 
 def _print_gates(title: str, gates: list[GateView], found: str, limit: str, console: Console) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from atom_impl.compilation import compiler_manager
+from atom_impl.compilation import compiler_manager, compilers
 from atom_impl.compilation.compiler_manager import make_compiler
 from atom_impl.compilation.inductor_adaptor import AlwaysHitShapeEnv, InductorAdaptor
-from atom_impl.utils import compiler_inferface
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.compiler_inferface import (
     CompilerInterface,
@@ -137,7 +136,7 @@ def test_any_other_error_of_a_save_reaches_the_caller(tmp_path: Path) -> None:
 def test_the_first_unsaveable_artefact_is_a_warning_and_the_rest_are_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler_inferface, "_warned", False)
+    monkeypatch.setattr(compilers, "_warned", False)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             save(FakeArtefact(saveable=False), tmp_path)
@@ -164,3 +163,19 @@ def test_a_compile_of_the_old_adaptor_leaves_torch_as_it_was(tmp_path: Path) -> 
     after = [codecache.compiled_fx_graph_hash, *(vars(codecache.FxGraphCache).get(name) for name in names)]
     assert after == before
     assert str(tmp_path) not in str(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["options that are no plain data", "an entry that torch dropped"])
+def test_the_old_adaptor_counts_what_it_cannot_keep_as_well(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adaptor = InductorAdaptor()
+    adaptor.initialize_cache(str(tmp_path))
+    if kept:
+        entry = tmp_path / "inductor_cache" / "fxgraph" / "aa" / "faa"
+        entry.mkdir(parents=True)
+        (entry / "code").write_text("compiled")
+    monkeypatch.setattr(adaptor, "_run", lambda *_: (len, "faa", False))
+    options: dict[str, Any] = {"post_grad_custom_post_pass": len} if kept else {}
+    with compilation_counter.expect(**{"num_compiled_artifacts_saved": 0, "cache_misses.unsaveable": 1}):
+        assert adaptor.compile(op_graph([torch.relu]), [torch.ones(2)], options, key="key") == (len, None)

@@ -75,9 +75,16 @@ def test_fields_come_in_the_order_that_positional_callers_rely_on() -> None:
         "inductor_compile_config",
         "compile_sizes",
         "static_forward_context",
+        "generated_kernels",
     ]
     internal = {entry.name for entry in fields(CompilationConfig) if not entry.init}
-    assert internal == {"local_cache_dir", "traced_files", "compilation_time", "static_forward_context"}
+    assert internal == {
+        "local_cache_dir",
+        "traced_files",
+        "compilation_time",
+        "static_forward_context",
+        "generated_kernels",
+    }
 
 
 def test_config_defaults_are_a_level_0_engine_without_graphs() -> None:

@@ -114,6 +114,7 @@ def test_what_the_backend_writes_while_it_runs_keeps_the_identity() -> None:
     compilation.local_cache_dir = "somewhere"
     compilation.compilation_time = 12.5
     compilation.traced_files.add("model.py")
+    compilation.generated_kernels["piece 0"] = 3
     compilation.static_forward_context["layer"] = object()
     assert made.compute_hash() == before
 

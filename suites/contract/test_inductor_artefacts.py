@@ -32,13 +32,21 @@ class Cold:
     root: Path
     outputs: dict[int, torch.Tensor]
     counts: dict[str, int]
+    kernels: dict[str, int]
 
 
-def run_toy(root: Path, first: int = ROWS[0], **compilation: Any) -> dict[int, torch.Tensor]:
-    model = toy(toy_config(use_inductor=True, cache_dir=str(root), **compilation))
+def run_toy(
+    root: Path, first: int = ROWS[0], kernels: dict[str, int] | None = None, **compilation: Any
+) -> dict[int, torch.Tensor]:
+    """Outputs by rows; `kernels` is filled with what was generated for each piece."""
+    config = toy_config(use_inductor=True, cache_dir=str(root), **compilation)
+    model = toy(config)
     with torch.inference_mode():
         model(*toy_batch(first, seed=first))
-        return {rows: model(*toy_batch(rows, seed=rows)).clone() for rows in ROWS}
+        outputs = {rows: model(*toy_batch(rows, seed=rows)).clone() for rows in ROWS}
+    if kernels is not None:
+        kernels.update(config.compilation_config.generated_kernels)
+    return outputs
 
 
 def same_bits(left: dict[int, torch.Tensor], right: dict[int, torch.Tensor]) -> bool:
@@ -49,10 +57,10 @@ def same_bits(left: dict[int, torch.Tensor], right: dict[int, torch.Tensor]) -> 
 def cold(tmp_path_factory: pytest.TempPathFactory) -> Cold:
     """The toy compiled once into an empty cache; tests copy the cache before they touch it."""
     root = tmp_path_factory.mktemp("cold") / "cache"
-    before = compilation_counter.as_dict()
-    outputs = run_toy(root)
+    before, kernels = compilation_counter.as_dict(), dict[str, int]()
+    outputs = run_toy(root, kernels=kernels)
     after = compilation_counter.as_dict()
-    return Cold(root, outputs, {name: count - before.get(name, 0) for name, count in after.items()})
+    return Cold(root, outputs, {name: count - before.get(name, 0) for name, count in after.items()}, kernels)
 
 
 @pytest.fixture
@@ -124,6 +132,16 @@ def test_an_artefact_holds_its_kernels_compiled(cold: Cold) -> None:
         sources, libraries = list(path.rglob("*.main.cpp")), list(path.rglob("*.main.so"))
         assert sources
         assert len(libraries) == len(sources)
+
+
+def test_the_kernels_of_each_distinct_piece_are_counted_alike_cold_and_warm(cold: Cold, copied: Path) -> None:
+    """On the CPU each kernel has a library of its own, so that there is something to count against."""
+    libraries = sorted(len(list(path.rglob("*.main.so"))) for path in artefacts(cold.root))
+    assert sorted(cold.kernels.values()) == libraries
+    assert sorted(cold.kernels) == ["piece 0", "piece 1", "piece 4"]
+    warm: dict[str, int] = {}
+    run_toy(copied, kernels=warm)
+    assert warm == cold.kernels
 
 
 def test_loaded_kernels_stay_visible_to_a_recording(copied: Path) -> None:
@@ -206,11 +224,13 @@ def test_a_declared_size_is_compiled_for_itself_and_found_again(cold: Cold, copi
 
 
 def test_level_2_compiles_once_and_agrees() -> None:
-    model = toy(toy_config(2, use_inductor=True))
+    config = toy_config(2, use_inductor=True)
+    model = toy(config)
     with torch.inference_mode(), compilation_counter.expect(num_inductor_compiles=1, num_piecewise_graphs_seen=0):
         for rows in (1, *ROWS):
             batch = toy_batch(rows, seed=rows)
             torch.testing.assert_close(model(*batch), model.forward(*batch))
+    assert config.compilation_config.generated_kernels["whole model"] > 1
 
 
 def test_the_adaptor_for_older_torch_is_cold_once_and_warm_afterwards(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -103,8 +104,19 @@ def _raise() -> None:
     raise RuntimeError("operation not permitted when stream is capturing\nsecond line")
 
 
+GUARD = "tensor 'input_ids' size mismatch at index 0. expected 4, actual 5"
+
+
+def _say_as_the_compiler(event: str, text: str) -> None:
+    """What torch would log of a compile, without torch."""
+    log = logging.getLogger("torch.__trace")
+    fields = {"metadata": {"artifact": {"name": event}}, "payload": text}
+    log.handle(log.makeRecord(log.name, logging.DEBUG, __file__, 0, "", (), None, extra=fields))
+
+
 def _segfault() -> None:
     print("about to touch freed memory")
+    _say_as_the_compiler("recompile_reasons", GUARD)
     os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(60)
 

@@ -23,6 +23,7 @@ from harness.plan import Plan, make_plan
 from harness.plugins import find_engine
 from harness.profile import TimeLimits
 from harness.records import Fate, LaneRecord, Phase
+from suites.instrument.fake_engine import GUARD
 from suites.instrument.spine import HERE, fake_environment, fake_profile
 
 NIGHT = {
@@ -102,6 +103,16 @@ def test_a_cell_that_raises_is_reported_with_its_phase_its_traceback_and_its_las
     lines = record.output_tail.splitlines()
     assert len(lines) == TAIL_LINES
     assert lines[-1].startswith("line 59 of engine=fake")
+
+
+def test_what_the_compiler_had_said_survives_the_worker_that_heard_it(night: Night) -> None:
+    said = night.record(1, "TR_HYBRID").compiler
+    assert said is not None
+    assert said.recompiles == [f"in capture: {GUARD}"]
+    closing = night.record(2, "FULL").compiler
+    assert closing is not None
+    assert closing.recompiles == [f"in teardown: {GUARD}"]
+    assert all(record.compiler is None for record in night.kept if record.fate is Fate.MEASURED)
 
 
 def test_a_cell_that_segfaults_is_reported_with_the_signal_and_the_stack_it_died_in(night: Night) -> None:

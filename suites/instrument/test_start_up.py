@@ -1,0 +1,105 @@
+"""A warm start that compiled again was called warm, since its seconds looked plausible beside a slow cold one.
+
+The benchmark of starts judges counts exactly, pairs within a round, and says where too few pairs say nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tools.start_up import __main__ as command
+from tools.start_up.child import Start
+from tools.start_up.claims import COLD_AGAINST_EACH, Claim, Round, claims, distinct_pieces
+
+
+def start(whole_s: float, compiles: int = 0, trace_s: float = 0.0) -> dict[str, Any]:
+    return {"whole_s": whole_s, "trace_s": trace_s, "counters": {"num_inductor_compiles": compiles}}
+
+
+def one_round(**changes: dict[str, Any]) -> Round:
+    """A level-3 round in which everything holds; names are sides with an underscore for the space."""
+    sides = {
+        "0": start(10.0),
+        "3 cold": start(30.0, 3, 8.0),
+        "3 warm": start(18.0, 0, 7.9),
+        "3 each": start(100.0, 31, 8.0),
+    }
+    return {**sides, **{name.strip("_").replace("_", " "): side for name, side in changes.items()}}
+
+
+def judged(rounds: list[Round], split_ops: int = 30) -> dict[str, Claim]:
+    return {claim.name: claim for claim in claims(rounds, [0, 3], split_ops)}
+
+
+def spread(count: int, **changes: dict[str, Any]) -> list[Round]:
+    """Rounds of a machine whose speed drifts, which pairs cancel."""
+    rounds: list[Round] = []
+    for number in range(count):
+        factor = 1 + number / 10
+        sides = one_round(**changes)
+        rounds.append(
+            {n: {**s, "whole_s": s["whole_s"] * factor, "trace_s": s["trace_s"] * factor} for n, s in sides.items()}
+        )
+    return rounds
+
+
+def test_a_start_as_it_should_be_holds_in_every_claim() -> None:
+    found = judged(spread(5))
+    assert len(found) == 4
+    assert all(claim.holds for claim in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("side", "planted", "claim"),
+    [
+        ("_3_warm", start(18.0, 1, 7.9), "level 3 warm: Inductor compiles"),
+        ("_3_cold", start(30.0, 31, 8.0), "level 3 cold: Inductor compiles"),
+        ("_3_cold", start(30.0, 0, 8.0), "level 3 cold: Inductor compiles"),
+        ("_3_warm", start(24.0, 0, 7.9), "level 3: warm, trace left out"),
+        ("_3_cold", start(60.0, 3, 8.0), "level 3: cold, against each piece by itself"),
+    ],
+)
+def test_each_claim_fails_on_its_own_fault_and_no_other(side: str, planted: dict[str, Any], claim: str) -> None:
+    found = judged(spread(5, **{side: planted}))
+    assert [name for name, each in found.items() if not each.holds] == [claim]
+    assert found[claim].holds is False
+
+
+def test_the_worst_start_decides_a_count() -> None:
+    rounds = [*spread(4), one_round(_3_warm=start(18.0, 2, 7.9))]
+    found = judged(rounds)["level 3 warm: Inductor compiles"]
+    assert (found.measured, found.holds) == (2, False)
+
+
+def test_one_pair_has_no_interval_and_decides_no_time() -> None:
+    found = judged(spread(1))
+    assert found["level 3: warm, trace left out"].holds is None
+    assert found["level 3 warm: Inductor compiles"].holds is True
+
+
+def test_a_cold_start_is_held_whole_against_each_piece_by_itself() -> None:
+    found = judged(spread(5, _3_cold=start(36.0, 3, 30.0)))["level 3: cold, against each piece by itself"]
+    assert found.measured == pytest.approx(0.36)
+    assert found.threshold == pytest.approx(COLD_AGAINST_EACH)
+    assert found.holds is False
+
+
+def test_a_model_of_few_pieces_has_no_more_distinct_ones() -> None:
+    assert [distinct_pieces(split_ops) for split_ops in (0, 1, 2, 30)] == [1, 2, 3, 3]
+
+
+def test_a_real_start_in_a_process_of_its_own_counts_what_it_did() -> None:
+    options = command._parser().parse_args(["--model", "random:tiny-llama"])
+    found = command._run(command._start(options, 1), {})
+    assert found["whole_s"] > found["seconds"]["import"] > 0
+    assert 0 < found["trace_s"] < found["whole_s"]
+    assert found["whole_s"] == pytest.approx(sum(found["seconds"].values()), rel=1e-6)
+    assert found["counters"]["dynamo_as_is_count"] == 3
+    assert "num_inductor_compiles" not in found["counters"]
+
+
+def test_a_start_that_fails_says_how() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)level 0 ended with 1: .*no-such-model"):
+        command._run(Start("no-such-model", 0, "NONE", "cpu", "float32", [1], True, 0.0), {})
