@@ -140,7 +140,7 @@ def _record(options: argparse.Namespace, rounds: Sequence[Round], dispatch: Mapp
     return {
         "command": f"python -m tools.start_up {' '.join(sys.argv[1:])}".strip(),
         "what": "seconds from a process's birth to the end of its first step, each start in a process of its own",
-        "revision": revision(Path(__file__)),
+        "revision": revision(Path(__file__).parent),
         "claims": [asdict(claim) for claim in found],
         "dispatch": dispatch,
         "rounds": list(rounds),
