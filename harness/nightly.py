@@ -90,8 +90,7 @@ def publish(results: Path, checkout: Path, asv_results: Path, profile: str, mach
     runs = [load_run(folder) for folder in list_runs(results / "runs")]
     runs = [run for run in runs if run.header.profile == profile]
     for made in backfill(runs, checkout, asv_results, discover(checkout, asv_results), machine):
-        told = f"left out: {made.skipped}" if made.skipped else f"{made.rows} rows in {made.path}"
-        yield f"asv: {made.run}: {told}"
+        yield f"asv: {made}"
     if not any(asv_results.glob("*/*-*.json")):
         yield "asv: no results yet, so there are no pages to make"
         return

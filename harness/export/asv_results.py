@@ -42,12 +42,18 @@ REQUIREMENTS = ("torch", "triton", "aiter", "rocm")
 
 @dataclass(frozen=True)
 class Backfilled:
-    """What one run gave: the file, and how many rows of each benchmark it filled; or why nothing was written."""
+    """What one run gave: the file, how many rows it filled, and what they lack; or why nothing was written."""
 
     run: str
     path: Path | None = None
     rows: int = 0
     skipped: str = ""
+    without: str = ""
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"{self.run}: left out: {self.skipped}"
+        return f"{self.run}: {self.rows} rows in {self.path}" + (f", without {self.without}" if self.without else "")
 
 
 class _Result(NamedTuple):
@@ -133,7 +139,17 @@ def _backfill_one(
     described = describe(run.header.fingerprint, run.header.device, machine)
     path = _save(run, commit, times[commit], results, filled, benchmarks, described)
     count = sum(value is not None for made in filled.values() for value in made.result)
-    return Backfilled(header.run, path, count)
+    return Backfilled(header.run, path, count, without=_busy(run))
+
+
+def _busy(run: RunData) -> str:
+    """Why this run's times are nobody's: other programs had the processor when it began. "" if they had not."""
+    facts = run.header.fingerprint
+    try:
+        load, cores = float(facts["now"]["load_1min"]), float(facts["cpu"]["usable_cores"])
+    except (KeyError, TypeError, ValueError):  # a machine that does not tell is not known to have been busy
+        return ""
+    return f"times: the load was {load:g} on {cores:g} cores when it began" if load > cores else ""
 
 
 def _widened(benchmark: Mapping[str, Any], runs: Iterable[RunData]) -> dict[str, Any]:
@@ -147,7 +163,10 @@ def _widened(benchmark: Mapping[str, Any], runs: Iterable[RunData]) -> dict[str,
 
 
 def _figures(benchmark: Mapping[str, Any], run: RunData) -> list[Figure]:
-    """The served figures that this row could show: of its metric, in decode, of a model that it names."""
+    """The served figures that this row could show: of its metric, in decode, of a model that it names.
+
+    Exact figures hold whatever else the machine did; times of a busy one do not.
+    """
     metric = re.sub(r"^.*\.track_", "", benchmark["name"])
     models = benchmark["params"][benchmark["param_names"].index("model")]
     kinds = "kind" in benchmark["param_names"]
@@ -156,6 +175,7 @@ def _figures(benchmark: Mapping[str, Any], run: RunData) -> list[Figure]:
         for figure in figures_of_run(run)
         if (figure.metric, figure.arm, figure.lane) == (metric, "R", "serving")
         and figure.is_sound
+        and (figure.exact or not _busy(run))
         and _fact(figure, "workload") == "decode"
         and repr(_fact(figure, "model")) in models
         and bool(figure.kind) == kinds

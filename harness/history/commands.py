@@ -47,7 +47,7 @@ def fill(folders: list[Path], asv_results: Path, machine: str, say: Say) -> None
     runs = [load_run(folder) for folder in folders]
     made = backfill(runs, CHECKOUT, asv_results, discover(CHECKOUT, asv_results), machine)
     for one in made:
-        say(f"{one.run}: left out: {one.skipped}" if one.skipped else f"{one.run}: {one.rows} rows in {one.path}")
+        say(str(one))
     if not any(one.path for one in made):
         raise UsageError(f"none of {len(made)} runs has anything for asv, for the reasons above")
 

@@ -153,6 +153,19 @@ def test_what_a_night_sweeps_beyond_the_suite_gets_its_rows_and_each_ladder_its_
     assert listed[POOL]["params"][-1] == ["'1-2-4'", "'1-2-8'"]
 
 
+def test_times_of_a_busy_machine_are_left_out_and_its_counts_are_not(
+    tmp_path: Path, benchmarks: dict[str, dict[str, object]]
+) -> None:
+    (commit,) = make_commits(tmp_path / "repo", 1)
+    busy = {**FACTS, "now": {"load_1min": "6.15"}}
+    run = store(tmp_path, commit, 0, lane([9.0]), fingerprint=busy)
+    (made,) = backfill([run], tmp_path / "repo", tmp_path / "asv", benchmarks)
+    assert str(made).endswith("without times: the load was 6.15 on 2 cores when it began")
+    read = {one.name.partition("(")[0] for one in history_of_asv(tmp_path / "asv").series}
+    assert LATENCY not in read
+    assert COPIES in read
+
+
 def test_a_cold_start_and_a_warm_one_are_two_rows(tmp_path: Path, benchmarks: dict[str, dict[str, object]]) -> None:
     (commit,) = make_commits(tmp_path / "repo", 1)
     found = [(9.0, {"num_inductor_compiles": 3}), (2.0, {"num_cache_hits": 3})]
