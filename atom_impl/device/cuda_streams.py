@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 import torch
 
 from atom_impl.device.base import CaptureError, unjoined
-from atom_impl.device.places import place_of
+from atom_impl.device.software.places import place_of
 
 
 class _Forked(threading.local):

@@ -26,6 +26,7 @@ from atom_impl.compilation.traced_code import traced_files
 from atom_impl.compilation.whole_graph_backend import InductorOnceBackend
 from atom_impl.config import CompilationLevel, Config
 from atom_impl.utils.backends import VllmBackend
+from atom_impl.utils.tracing import being_traced
 from atom_impl.utils.unit_call import replace_call
 
 __all__ = [
@@ -117,7 +118,7 @@ def _augment(cls: ModelClass) -> ModelClass:
         TorchCompileWrapperWithCustomDispatcher.__init__(self, atom_config, compilation_level=level)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.do_not_compile or torch.compiler.is_compiling():
+        if self.do_not_compile or being_traced():
             return self.forward(*args, **kwargs)
         return self._dispatch(self, *args, **kwargs)
 

@@ -21,6 +21,7 @@ from atom_impl.utils import tree
 from atom_impl.utils.forward_context import get_forward_context, token_graph_action
 from atom_impl.utils.ladder import smallest_bucket
 from atom_impl.utils.step_ledger import CopyKind
+from atom_impl.utils.tracing import being_traced
 from atom_impl.utils.unit_call import WRAP_CALL
 
 __all__ = [
@@ -264,7 +265,7 @@ def token_graph(cls: Any = None, *, per_phase: bool = False) -> Any:
     def wrap(plain_call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain_call)
         def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or current_session() is not None:
+            if being_traced() or current_session() is not None:
                 return plain_call(self, *args, **kwargs)
             return _run_unit(self, plain_call, args, kwargs)
 

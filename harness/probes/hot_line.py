@@ -21,7 +21,11 @@ SHARE = 0.15
 
 def hotter_line(slow: Callable[[], object], plain: Callable[[], object], steps: int = 12) -> str:
     """`file:line in function` that `slow` spends more time in than `plain`, or "" if no line stands out."""
-    ours, theirs = _lines(slow, steps), _lines(plain, steps)
+    return stands_out(_lines(slow, steps), _lines(plain, steps))
+
+
+def stands_out(ours: Counter[str], theirs: Counter[str]) -> str:
+    """The line whose share of the looks at `ours` is above its share of those at `theirs` by `SHARE`, or ""."""
     total, base = sum(ours.values()) or 1, sum(theirs.values()) or 1
     surplus = {line: count / total - theirs[line] / base for line, count in ours.items()}
     line, share = max(surplus.items(), key=lambda item: item[1], default=("", 0.0))

@@ -251,6 +251,19 @@ def test_instances_have_their_own_code_and_the_class_keeps_its_own() -> None:
     assert toy_pieces.Toy.forward.__code__ is original
 
 
+def test_a_thread_is_not_taken_for_traced_while_another_one_compiles() -> None:
+    """torch's flag is one for the process: a step that met it ran eagerly, and nothing said so."""
+    model: Any = toy_pieces.Toy(toy_config(), layers=1)
+    batch = toy_batch(5)
+    flag = "_is_compiling_flag"
+    with pytest.MonkeyPatch.context() as patched, compilation_counter.expect(num_models_seen=1):
+        patched.setattr(torch.compiler, flag, True)
+        assert torch.compiler.is_compiling()
+        with torch.inference_mode():
+            assert torch.equal(model(*batch), model.forward(*batch))
+    assert len(model.compiled_codes) == 1
+
+
 def test_threads_run_their_own_instances_and_share_one() -> None:
     models: list[Any] = [toy_pieces.Toy(toy_config(), layers=1, scale=float(number)) for number in range(3)]
     batch = toy_batch(5)

@@ -8,7 +8,7 @@ from harness.cells import Cell
 from harness.engines.base import SessionSpec
 from harness.probes import measure
 from harness.probes.base import ProbeContext, ProbeResult
-from harness.profile import Axes, Budget, Limits, Numerics, Profile, Timing
+from harness.profile import Axes, Limits, Numerics, Profile, Timing
 from harness.records import GateResult, Status
 from suites.instrument.toy_session import ToySession, one_thread
 
@@ -30,7 +30,6 @@ def context_of(session_type: type[ToySession] = ToySession, **changes: Any) -> P
         limits=limits,
         prefill_sizes=[8, 24],
         numerics=numerics,
-        budget=Budget(pad_share=changes.get("pad_share", 0.5)),
         timing=Timing(warmup_steps=1, samples=changes.get("samples", 5)),
     )
     cell = Cell.of(model="toy", level=level, mode=mode, workload=workload, ladder=ladder)

@@ -98,7 +98,7 @@ def test_the_cells_around_a_bad_one_are_measured(night: Night) -> None:
 def test_a_cell_that_raises_is_reported_with_its_phase_its_traceback_and_its_last_output(night: Night) -> None:
     record = night.record(0, "TR_HYBRID")
     assert (record.fate, record.phase) == (Fate.CRASHED, Phase.CAPTURE)
-    assert record.reason.endswith("operation not permitted when stream is capturing")
+    assert record.reason.endswith("operation not permitted when stream is capturing second line")
     assert "RuntimeError" in record.stack
     lines = record.output_tail.splitlines()
     assert len(lines) == TAIL_LINES

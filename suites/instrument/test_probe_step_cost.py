@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 
 import pytest
 
 from harness.engines.base import Arm, PadFill, StepBatch, StepResult
-from harness.probes.hot_line import hotter_line
+from harness.probes.hot_line import stands_out
 from harness.probes.latency import LatencyProbe
 from harness.probes.step_cost import ALPHA, PAIRS, Case, Pair, Sample, chance, gates
 from harness.records import GateResult, Status
@@ -126,7 +127,8 @@ def test_the_fewest_fresh_pairs_can_still_confirm() -> None:
 
 
 def test_two_steps_alike_have_no_hotter_line() -> None:
-    def work() -> int:
-        return sum(range(20_000))
-
-    assert hotter_line(work, work) == ""
+    alike = Counter({"model.py:7 in forward": 900, "runner.py:3 in step": 100})
+    assert stands_out(alike, alike) == ""
+    assert stands_out(alike, Counter({"model.py:7 in forward": 100, "runner.py:3 in step": 20})) == ""
+    assert stands_out(alike + Counter({"asleep.py:1 in wait": 400}), alike) == "asleep.py:1 in wait"
+    assert stands_out(Counter(), alike) == ""

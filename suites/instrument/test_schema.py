@@ -36,9 +36,12 @@ def misfits(value: Any, schema: dict[str, Any], at: str = "$") -> Iterator[str]:
         yield f"{at}: {value!r} is none of {schema['enum']}"
     kind = schema.get("type")
     if kind == "object":
+        if not isinstance(value, dict):
+            yield f"{at}: {value!r} is no object"
+            return
         yield from (f"{at}.{name}: missing" for name in schema.get("required", []) if name not in value)
         extra = schema.get("additionalProperties", {})
-        for name, item in value.items() if isinstance(value, dict) else [("?", f"{at}: no object")]:
+        for name, item in value.items():
             yield from misfits(item, schema.get("properties", {}).get(name, extra), f"{at}.{name}")
     elif kind == "array":
         for number, item in enumerate(value):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from atom_impl.device.places import place_of
+from atom_impl.device.software.places import place_of
 
 #: Modules that stand between the user's code and an event: torch, this package, and the debug device beside it.
 _INTERNAL = ("torch.", __package__ + ".", __package__.rpartition(".")[0] + ".debug", "contextlib", "importlib.")

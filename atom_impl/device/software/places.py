@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 
 #: This checkout (or the folder that the package is installed in), and where torch is installed.
-_ROOTS = (Path(__file__).resolve().parents[2], Path(torch.__file__).resolve().parents[1])
+_ROOTS = (Path(__file__).resolve().parents[3], Path(torch.__file__).resolve().parents[1])
 
 
 @cache
