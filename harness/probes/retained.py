@@ -23,7 +23,7 @@ from harness.probes.gates import compared_nothing, judged
 from harness.probes.latency import full_batches
 from harness.records import GateResult, Phase
 
-STEPS = 8
+STEPS = 4
 GATE = "memory.steps"
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TEARDOWN_CUPTI": "1"}  # a profiler left attached slows every later replay
 
