@@ -58,8 +58,7 @@ class KvImage:
 
     def restore_slots(self, cache: Cache, slots: Sequence[int]) -> None:
         """Put back these flat slots only; a whole cache is copied in milliseconds, a step's slots in microseconds."""
-        for live, kept in zip(cache, self.tensors, strict=True):
-            index = _index(slots, live)
+        for live, kept, index in zip(cache, self.tensors, _indices(slots, cache), strict=True):
             live[index] = kept[index]
 
     def stray_write(self, cache: Cache) -> StrayWrite | None:
@@ -77,20 +76,28 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.int64) if wide else as_bits(tensor)
 
 
-def _index(slots: Sequence[int], tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flat slots as (block, offset)."""
-    flat = torch.as_tensor(list(slots), dtype=torch.long, device=tensor.device)
-    return flat // tensor.shape[1], flat % tensor.shape[1]
+Index = tuple[torch.Tensor, torch.Tensor]
+
+
+def _indices(slots: Sequence[int], cache: Cache) -> list[Index]:
+    """Flat slots as (block, offset) for each tensor; one index serves all that are laid out alike."""
+    made: dict[tuple[torch.device, int], Index] = {}
+    for tensor in cache:
+        place = tensor.device, tensor.shape[1]
+        if place not in made:
+            flat = torch.as_tensor(list(slots), dtype=torch.long, device=tensor.device)
+            made[place] = flat // tensor.shape[1], flat % tensor.shape[1]
+    return [made[tensor.device, tensor.shape[1]] for tensor in cache]
 
 
 def slots_of(cache: Cache, slots: Sequence[int]) -> list[torch.Tensor]:
     """Copies of these flat slots, one [slots, ...] tensor for each cache tensor."""
-    return [tensor[_index(slots, tensor)] for tensor in cache]
+    return [tensor[index] for tensor, index in zip(cache, _indices(slots, cache), strict=True)]
 
 
 def poison_all_but(cache: Cache, slots: Sequence[int]) -> None:
     """NaN in every slot but these flat ones. Integer caches have no NaN and are left alone."""
-    for tensor, kept in zip(cache, slots_of(cache, slots), strict=True):
+    for tensor, kept, index in zip(cache, slots_of(cache, slots), _indices(slots, cache), strict=True):
         if tensor.is_floating_point():
             tensor.fill_(torch.nan)
-            tensor[_index(slots, tensor)] = kept
+            tensor[index] = kept
