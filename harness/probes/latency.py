@@ -93,10 +93,10 @@ class LatencyProbe:
         def again(count: int) -> list[Pair]:
             """Fresh pairs in mirrored order, fewer of a step so long that they would take minutes."""
             spent_s = sum(pair.plain.us + pair.served.us for pair in pairs) / len(pairs) / 1e6
-            fewest = max(FEWEST_PAIRS, min(count, int(2 * BUCKET_BUDGET_S / spent_s)))
-            orders = abba((plain, Arm.R), fewest, bucket)
-            taken = [{arm.value: step(arm) for arm in order} for order in orders]
-            return [Pair(one[plain.value], one[Arm.R.value]) for one in taken]
+            taken = min(count, max(FEWEST_PAIRS, int(2 * BUCKET_BUDGET_S / spent_s)))
+            orders = abba((plain, Arm.R), taken, bucket)
+            timed_again = [{arm.value: step(arm) for arm in order} for order in orders]
+            return [Pair(one[plain.value], one[Arm.R.value]) for one in timed_again]
 
         pairs = paired({entry.arm.value: entry.samples for entry in timed}, plain.value, Arm.R.value)
         hot_line = lambda: hotter_line(lambda: step(Arm.R), lambda: step(plain))  # noqa: E731

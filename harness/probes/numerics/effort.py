@@ -22,8 +22,8 @@ class Effort:
 
     @classmethod
     def of(cls, context: ProbeContext) -> Effort:
-        """The float32 lane is there for G3: it takes half the sets and replays each once. Without graphs there is
-        nothing to replay, and each set runs once too.
+        """Half the sets, each run once, in the float32 lane, which is there for G3, and without graphs, where there is
+        nothing to replay.
         """
         numerics = context.profile.numerics
         if numerics.input_sets < 1 or numerics.replays < 1:
@@ -33,11 +33,12 @@ class Effort:
             )
         prefill, serving = phase_of(context) is Phase.PREFILL, context.lane == "serving"
         rounds = numerics.input_sets
-        if not serving:
+        whole = serving and mode_of(context) != "NONE"
+        if not whole:
             rounds = max(2, -(-rounds // 2))  # the second set is the first that leaves pad rows
         return cls(
             rounds=rounds,
-            replays=numerics.replays if serving and mode_of(context) != "NONE" else 1,
+            replays=numerics.replays if whole else 1,
             reference_every=2 if prefill and rounds >= 4 else 1,
             vary_rounds=2 if serving and not prefill else 1,
             soak_steps=numerics.soak_steps if serving else 0,
