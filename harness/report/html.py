@@ -54,7 +54,7 @@ def render_html(run: RunData) -> str:
             header=run.header,
             worst=summary.facts[:_WORST],
             facts_left=max(len(summary.facts) - _WORST, 0),
-            planted=planted_faults(),
+            planted=planted_faults(with_rows=len(summary.cells) <= _ALL_APART),
             not_gated=NOT_GATED_WITHOUT_BASELINE,
             gated=GATED_WITHOUT_BASELINE,
             opened={

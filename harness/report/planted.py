@@ -15,6 +15,7 @@ from harness.mutants.record import Record, Row, kept_records
 from harness.mutants.runner import CHECKOUT
 
 NOT_RUN = "not run"
+MESSAGE = 110
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,10 @@ class PlantedFaults:
     faults: tuple[Fault, ...] = ()
 
 
-def planted_faults(results: Path = CHECKOUT / "results") -> PlantedFaults:
-    """The latest committed record of each device. A record that cannot be read fails no report."""
+def planted_faults(results: Path = CHECKOUT / "results", *, with_rows: bool = True) -> PlantedFaults:
+    """The latest committed record of each device. A record that cannot be read fails no report. `with_rows`: every
+    fault, and not their number alone.
+    """
     try:
         records = kept_records(results)
     except HarnessError as error:
@@ -48,6 +51,8 @@ def planted_faults(results: Path = CHECKOUT / "results") -> PlantedFaults:
     files = list(dict.fromkeys(row.file for record in records for row in record.rows))
     notes = [_note(record) for record in records]
     notes += [] if "cuda" in by_device else ["On a GPU: not run; no record is kept."]
+    if not with_rows:
+        return PlantedFaults((*notes, "Each of them is in docs/mutants.md."))
     return PlantedFaults(tuple(notes), tuple(_fault(file, by_device) for file in files))
 
 
@@ -76,4 +81,6 @@ def _cell(row: Row | None) -> str:
 
 
 def _message(found: Sequence[Row]) -> str:
-    return next((row.message for row in found if row.message), "")
+    """Its beginning: the page is a verdict of something else, and the whole message is in the record."""
+    whole = next((row.message for row in found if row.message), "")
+    return whole if len(whole) <= MESSAGE else f"{whole[:MESSAGE].rstrip()} …"

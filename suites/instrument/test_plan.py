@@ -111,7 +111,7 @@ def test_prefill_is_counted_in_tokens_up_to_the_longest_prompt() -> None:
     assert [(span.first, span.last, span.route.bucket) for span in cover.spans] == [
         (1, 16, 16),
         (17, 64, 64),
-        (65, 128, None),
+        (65, 96, None),
     ]
 
 
