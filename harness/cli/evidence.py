@@ -18,7 +18,7 @@ from harness.store import list_runs, load_run
 @app.command()
 @ends_well
 def explain(
-    cell: Annotated[str, typer.Argument(help="A cell, or enough of its name: `level=3,mode=FULL`.")],
+    cell: Annotated[str, typer.Argument(help="A cell, or enough of its name: `level=3,mode=FULL,workload=decode`.")],
     run: RunName = None,
     results: Results = Path("results"),
 ) -> None:
