@@ -17,6 +17,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from harness.engines.census import around_launches
+
 STEP, REPLAY = "harness.step", "harness.replay"
 _GRAPH_LAUNCH = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -49,7 +51,11 @@ class Anatomy:
 def anatomy_of(step: Callable[[], Any], graph_class: type, synchronize: Callable[[], None], gpu: bool) -> Anatomy:
     """Profile `step` once, from an idle device to an idle device. Never a timed step: a profile makes it slower."""
     synchronize()
-    with _marking(graph_class), _profiling(gpu) as profiler, record_function(STEP):
+    with (
+        around_launches(graph_class, lambda graph: record_function(REPLAY)),
+        _profiling(gpu) as profiler,
+        record_function(STEP),
+    ):
         step()
         synchronize()
     events = _events_of(profiler)
@@ -142,26 +148,6 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 def _sum(spans: Iterable[Span]) -> float:
     return sum(high - low for low, high in spans)
-
-
-@contextmanager
-def _marking(graph_class: type) -> Iterator[None]:
-    """Put every `graph.replay()` into the profile under one name; the class is as before at the end."""
-    own = vars(graph_class).get("replay")
-    replay: Callable[[Any], None] = graph_class.replay  # type: ignore[attr-defined]
-
-    def marked(graph: Any) -> None:
-        with record_function(REPLAY):
-            replay(graph)
-
-    graph_class.replay = marked  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        if own is None:
-            del graph_class.replay  # type: ignore[attr-defined]
-        else:
-            graph_class.replay = own  # type: ignore[attr-defined]
 
 
 @contextmanager

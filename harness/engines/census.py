@@ -12,7 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -179,17 +179,27 @@ def observe(step: Callable[[], Any], boundary: Boundary) -> Observed:
     )
 
 
+def watching_launches(graph_class: type, launched: Callable[[Any], None]) -> AbstractContextManager[None]:
+    """Call `launched(graph)` before each `graph.replay()`."""
+
+    def noted(graph: Any) -> AbstractContextManager[None]:
+        launched(graph)
+        return nullcontext()
+
+    return around_launches(graph_class, noted)
+
+
 @contextmanager
-def watching_launches(graph_class: type, launched: Callable[[Any], None]) -> Iterator[None]:
-    """Call `launched(graph)` before each `graph.replay()`; the class is as before at the end."""
+def around_launches(graph_class: type, around: Callable[[Any], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Run each `graph.replay()` within `around(graph)`; the class is as before at the end."""
     own = vars(graph_class).get("replay")
     replay: Callable[[Any], None] = graph_class.replay  # type: ignore[attr-defined]
 
-    def counted(graph: Any) -> None:
-        launched(graph)
-        replay(graph)
+    def launch(graph: Any) -> None:
+        with around(graph):
+            replay(graph)
 
-    graph_class.replay = counted  # type: ignore[attr-defined]
+    graph_class.replay = launch  # type: ignore[attr-defined]
     try:
         yield
     finally:
