@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from atom_impl.compilation.compile_gate import refusing_compiles
+from atom_impl.compilation.compilers import EagerAdaptor
 from atom_impl.compilation.copy_inputs import StaticInputs
 from atom_impl.config import CUDAGraphMode
 from atom_impl.utils import backends
@@ -59,6 +60,22 @@ def test_every_piece_but_the_split_ops_becomes_a_piecewise_backend() -> None:
         assert isinstance(installed, PiecewiseBackend) is not item.is_splitting_graph
         if isinstance(installed, PiecewiseBackend):
             assert sorted(installed.concrete_size_entries) == [2, 4]
+
+
+def test_the_users_inductor_options_reach_every_piece_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[tuple[Any, Any]] = []
+    plain = EagerAdaptor.compile
+
+    def noting(self: Any, graph: Any, inputs: Any, config: Any, runtime_shape: Any = None, key: Any = None) -> Any:
+        handed.append((runtime_shape, config))
+        return plain(self, graph, inputs, config, runtime_shape, key)
+
+    monkeypatch.setattr(EagerAdaptor, "compile", noting)
+    options = {"epilogue_fusion": False}
+    model = toy(toy_config(compile_sizes=[4], inductor_compile_config=options), layers=1)
+    for rows in (3, 4):
+        model(*toy_batch(rows))
+    assert handed == [(None, options)] * 2 + [(4, options)] * 2
 
 
 def test_a_second_graph_for_one_backend_is_an_error() -> None:

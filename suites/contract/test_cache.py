@@ -11,12 +11,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from atom_impl.compilation import cache_identity, toolchain
+from atom_impl.compilation import cache_identity, compiler_manager, toolchain
 from atom_impl.compilation.artefact_store import (
     MANIFEST,
     ArtefactMiss,
@@ -315,6 +316,23 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
         assert manager.load(RELU, X, 0) is not None
         manager.compile(RELU, X, {})
     assert compiler.compiled == []
+
+
+def test_a_start_that_learns_nothing_new_leaves_the_table_alone(tmp_path: Path) -> None:
+    manager_in(tmp_path / "c")[0].compile(RELU, X, {})
+    before = (tmp_path / "c" / CACHE_FILE).stat()
+    manager_in(tmp_path / "c")[0].compile(RELU, X, {})
+    after = (tmp_path / "c" / CACHE_FILE).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_the_time_spent_on_pieces_is_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager, _ = manager_in(tmp_path / "c")
+    clock = iter([10.0, 11.5, 20.0, 20.25])
+    monkeypatch.setattr(compiler_manager, "time", SimpleNamespace(perf_counter=clock.__next__))
+    manager.compile(RELU, X, {}, graph_index=0, num_graphs=2)
+    manager.compile(TANH, X, {}, graph_index=1, num_graphs=2)
+    assert manager.compilation_config.compilation_time == 1.75
 
 
 def test_another_graph_at_the_same_place_is_not_served(tmp_path: Path) -> None:
