@@ -4,7 +4,7 @@ alias that stops being one, a result that changes its kind, weights that moved a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,17 +15,12 @@ from atom_impl.device import get_device
 from atom_impl.graphs.recording import Segment
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.custom_register import mark_spliting_op
-from atom_impl.utils.region_graph import ReplayError, TokenGraph, eager_region, reset_graph_pool, token_graph
+from atom_impl.utils.region_graph import ReplayError, TokenGraph, eager_region, token_graph
 from atom_impl.utils.step_ledger import CopyKind
-from suites.correctness.test_region_graph import WIDTH, Step, recorded, run
+from suites.correctness.region_steps import WIDTH, Step, recorded, run
 
+pytestmark = pytest.mark.usefixtures("clean_pool")
 ROWS = 4
-
-
-@pytest.fixture(autouse=True)
-def _clean_pool() -> Iterator[None]:
-    yield
-    reset_graph_pool()
 
 
 @pytest.fixture
