@@ -6,7 +6,6 @@ batch for the largest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,7 @@ from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.cuda_piecewise_backend import PiecewiseBackend
 from suites.contract.toy_pieces import ToyBody, toy, toy_batch, toy_config
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(tmp_path / "cache"))
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache", "inference")
 
 
 def compiled_with(backend: VllmBackend, layers: int = 4) -> Any:

@@ -19,14 +19,9 @@ from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.decorators import TorchCompileWrapperWithCustomDispatcher, support_torch_compile
 from suites.contract.toy_pieces import ToyBody, toy, toy_batch, toy_config
 
+pytestmark = pytest.mark.usefixtures("own_cache", "inference")
+
 IDS = torch.tensor([2, 0, 1])
-
-
-@pytest.fixture(autouse=True)
-def _inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(tmp_path / "cache"))
-    with torch.inference_mode():
-        yield
 
 
 class WithState(nn.Module):

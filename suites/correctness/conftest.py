@@ -1,4 +1,4 @@
-"""What the tests of recordings share: a device, inference mode, and a graph pool that the next test finds empty."""
+"""What the tests of recordings share: a device, and a graph pool that the next test finds empty."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ import torch
 
 from atom_impl.device import get_device
 from atom_impl.utils.region_graph import reset_graph_pool
-
-
-@pytest.fixture
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture
