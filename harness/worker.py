@@ -180,23 +180,11 @@ class UnitRun:
     def spec(self) -> SessionSpec:
         from harness.engines.base import SessionSpec
 
-        profile, limits = self.job.profile, self.job.profile.limits
-        return SessionSpec(
-            dtype=self.unit.dtype,
-            device=self.job.device,
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=limits.max_model_len,
-            block_size=limits.block_size,
-            num_blocks=limits.num_blocks,
-            prefill_sizes=tuple(profile.prefill_sizes),
-            eager_above_ladder=limits.eager_above_ladder,
-            # An engine may call `enter(Phase.COMPILE)` and the like, so that a hang is named more closely.
-            options={
-                "enter": self.clock.enter,
-                "seed": profile.numerics.seed,
-                **({"debug_replay": True} if profile.debug_replay else {}),
-            },
-        )
+        profile = self.job.profile
+        # An engine may call `enter(Phase.COMPILE)` and the like, so that a hang is named more closely.
+        options = {"enter": self.clock.enter, "seed": profile.numerics.seed}
+        debug = {"debug_replay": True} if profile.debug_replay else {}
+        return SessionSpec.of(profile, self.unit.dtype, self.job.device, **options, **debug)
 
 
 #: Characters of an exception that a reason repeats; the whole of it stands in the record's stack.

@@ -7,6 +7,7 @@ reason. So a run says in its header what it stands for, and refuses a machine wh
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -72,3 +73,19 @@ def device(request: pytest.FixtureRequest) -> str:
 def model_name(request: pytest.FixtureRequest) -> str:
     """Name of the model to serve, as the engine's own registry takes it."""
     return str(request.config.getoption("--model"))
+
+
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """Inference mode, as a step runs, and the same random numbers whichever tests ran before."""
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that is empty at first and goes with the test."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("ATOM_CACHE_ROOT", str(root))
+    return root

@@ -7,6 +7,7 @@ answers a load that cannot be used with `ArtefactMiss`, and its caller compiles 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,14 +98,58 @@ class EagerAdaptor(CompilerInterface):
         return graph.forward, None
 
 
-class InductorCompiler(CompilerInterface):
-    """What Inductor's two adaptors share: whose artefacts they are, and what becomes of one that cannot be kept."""
+class InductorCompiler(CompilerInterface, ABC):
+    """What Inductor's two adaptors share: whose artefacts they are, when one is kept or looked for, and what becomes
+    of one that cannot be kept.
+    """
 
     def __init__(self) -> None:
         self._dir: Path | None = None
 
     def compute_hash(self, vllm_config: Any) -> str:
         return stable_hash(toolchain())[:16]
+
+    def compile(
+        self,
+        graph: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        compiler_config: dict[str, Any],
+        runtime_shape: int | None = None,
+        key: str | None = None,
+    ) -> tuple[Compiled | None, Handle | None]:
+        options = set_inductor_config(compiler_config, runtime_shape)
+        made, graph_hash = self._make(graph, example_inputs, options, runtime_shape)
+        if self._dir is None or key is None:
+            return made, None
+        return self._keep(self._dir, key, made, graph_hash, options)
+
+    def load(
+        self,
+        handle: Handle,
+        graph: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        graph_index: int,
+        runtime_shape: int | None = None,
+    ) -> Compiled:
+        if self._dir is None:
+            raise ArtefactMiss("disabled", "the cache is off")
+        return self._open(self._dir, handle, graph, example_inputs)
+
+    @abstractmethod
+    def _make(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], runtime_shape: int | None
+    ) -> tuple[Compiled, str | None]:
+        """Compile `graph`, and count it if Inductor ran. With the code, Inductor's own hash of it where one is told."""
+
+    @abstractmethod
+    def _keep(
+        self, directory: Path, key: str, made: Compiled, graph_hash: str | None, options: dict[str, Any]
+    ) -> tuple[Compiled, Handle | None]:
+        """Save what `_make` gave under `key`. Returns what is to run, and its handle unless it cannot be kept."""
+
+    @abstractmethod
+    def _open(self, directory: Path, handle: Handle, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        """The callable behind `handle` below `directory`, or `ArtefactMiss`."""
 
     def _saved(self, handle: Handle) -> Handle:
         compilation_counter.num_compiled_artifacts_saved += 1
@@ -132,47 +177,37 @@ class InductorStandaloneAdaptor(InductorCompiler):
         self._dir = None if disable_cache else Path(cache_dir)
         self._owner = self.compute_hash(None)
 
-    def compile(
-        self,
-        graph: torch.fx.GraphModule,
-        example_inputs: Sequence[Any],
-        compiler_config: dict[str, Any],
-        runtime_shape: int | None = None,
-        key: str | None = None,
-    ) -> tuple[Compiled | None, Handle | None]:
+    def _make(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], runtime_shape: int | None
+    ) -> tuple[Compiled, str | None]:
         from torch._inductor import standalone_compile
 
         shapes: Any = "from_example_inputs" if isinstance(runtime_shape, int) else "from_tracing_context"
-        patches = set_inductor_config(compiler_config, runtime_shape)
         with own_cache_keys(operators_digest(graph)):
-            artefact = standalone_compile(
-                graph, list(example_inputs), dynamic_shapes=shapes, options={"config_patches": patches}
+            artefact: Any = standalone_compile(
+                graph, list(inputs), dynamic_shapes=shapes, options={"config_patches": options}
             )
         compilation_counter.num_inductor_compiles += 1
-        if self._dir is None or key is None:
-            return artefact, None
-        handle = self._save(artefact, key)
+        return artefact, None
+
+    def _keep(
+        self, directory: Path, key: str, made: Compiled, graph_hash: str | None, options: dict[str, Any]
+    ) -> tuple[Compiled, Handle | None]:
+        handle = self._save(made, key)
         if handle is None:
-            return artefact, None
+            return made, None
         # What runs is what was saved. A GPU's kernels are tuned when they first run and keep the result beside their
         # own file: code that ran from memory and was loaded later was tuned twice, and its bits differed between
         # starts.
         try:
-            return self.load(handle, graph, example_inputs, 0, runtime_shape), handle
+            return self._read(directory / handle[1]), handle
         except ArtefactMiss as miss:
-            return artefact, self._unsaveable(key, str(miss))
+            return made, self._unsaveable(key, str(miss))
 
-    def load(
-        self,
-        handle: Handle,
-        graph: torch.fx.GraphModule,
-        example_inputs: Sequence[Any],
-        graph_index: int,
-        runtime_shape: int | None = None,
-    ) -> Compiled:
-        if self._dir is None:
-            raise ArtefactMiss("disabled", "the cache is off")
-        path = self._dir / handle[1]
+    def _open(self, directory: Path, handle: Handle, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        return self._read(directory / handle[1])
+
+    def _read(self, path: Path) -> Compiled:
         verify(path, self._owner)
         if next(path.rglob("*.main.cpp"), None) is not None:
             probe_cpu_features()

@@ -21,7 +21,7 @@ import torch
 import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, private_dir
-from atom_impl.compilation.compilers import Compiled, Handle, InductorCompiler, set_inductor_config
+from atom_impl.compilation.compilers import Compiled, Handle, InductorCompiler
 from atom_impl.compilation.cpu_features import probe_cpu_features
 from atom_impl.compilation.graph_identity import operators_digest
 from atom_impl.compilation.torch_compat import own_cache_keys
@@ -56,48 +56,36 @@ class InductorAdaptor(InductorCompiler):
     def initialize_cache(self, cache_dir: str, disable_cache: bool = False, prefix: str = "") -> None:
         self._dir = None if disable_cache else private_dir(Path(cache_dir) / "inductor_cache")
 
-    def compile(
-        self,
-        graph: torch.fx.GraphModule,
-        example_inputs: Sequence[Any],
-        compiler_config: dict[str, Any],
-        runtime_shape: int | None = None,
-        key: str | None = None,
-    ) -> tuple[Compiled | None, Handle | None]:
-        options = set_inductor_config(compiler_config, runtime_shape)
-        compiled, graph_hash, hit = self._run(graph, example_inputs, options)
+    def _make(
+        self, graph: torch.fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any], runtime_shape: int | None
+    ) -> tuple[Compiled, str | None]:
+        compiled, graph_hash, hit = self._run(graph, inputs, options)
         compilation_counter.num_inductor_compiles += not hit
-        if self._dir is None or key is None:
-            return compiled, None
+        return compiled, graph_hash
+
+    def _keep(
+        self, directory: Path, key: str, made: Compiled, graph_hash: str | None, options: dict[str, Any]
+    ) -> tuple[Compiled, Handle | None]:
         if graph_hash is None:
             raise RuntimeError(f"Inductor computed no hash for {key}: it did not reach its cache of graphs")
-        digest = _digest(_entry(self._dir, graph_hash))
+        digest = _digest(_entry(directory, graph_hash))
         if digest is None:
-            return compiled, self._unsaveable(key, f"Inductor kept no entry {graph_hash} in its cache of graphs")
+            return made, self._unsaveable(key, f"Inductor kept no entry {graph_hash} in its cache of graphs")
         if not _is_literal_text(repr(options)):
-            return compiled, self._unsaveable(key, f"a load repeats the compile, and {options!r} is no plain data")
-        return compiled, self._saved((key, graph_hash, digest, repr(options)))
+            return made, self._unsaveable(key, f"a load repeats the compile, and {options!r} is no plain data")
+        return made, self._saved((key, graph_hash, digest, repr(options)))
 
-    def load(
-        self,
-        handle: Handle,
-        graph: torch.fx.GraphModule,
-        example_inputs: Sequence[Any],
-        graph_index: int,
-        runtime_shape: int | None = None,
-    ) -> Compiled:
-        if self._dir is None:
-            raise ArtefactMiss("disabled", "the cache is off")
+    def _open(self, directory: Path, handle: Handle, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
         if len(handle) != 4 or not _is_literal_text(handle[3]):
             raise ArtefactMiss("corrupt", f"{handle!r} is no handle of {self.name}")
-        entry = _entry(self._dir, handle[1])
+        entry = _entry(directory, handle[1])
         digest = _digest(entry)
         if digest is None:
             raise ArtefactMiss("missing", str(entry))
         if digest != handle[2]:
             shutil.rmtree(entry, ignore_errors=True)
             raise ArtefactMiss("corrupt", f"{entry} changed since it was written")
-        compiled, graph_hash, hit = self._run(graph, example_inputs, ast.literal_eval(handle[3]))
+        compiled, graph_hash, hit = self._run(graph, inputs, ast.literal_eval(handle[3]))
         if graph_hash != handle[1] or not hit:
             raise ArtefactMiss("foreign", f"{entry} is not what Inductor looks for now ({graph_hash})")
         return compiled

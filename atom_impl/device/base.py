@@ -75,6 +75,10 @@ class Device(ABC):
         """A memory pool that outlives every graph recorded into it."""
 
     @abstractmethod
+    def release_pool(self, pool: PoolHandle) -> None:
+        """Give `pool`'s memory back; nothing recorded in it may replay again."""
+
+    @abstractmethod
     def allocating(self, pool: PoolHandle) -> AbstractContextManager[None]:
         """Eager allocations on this thread land in `pool`. Used between captures for hand-off buffers."""
 

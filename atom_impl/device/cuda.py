@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 
 from atom_impl.device.base import CaptureError, Device, Graph, PoolHandle
+from atom_impl.device.cuda_pools import CudaPools
 from atom_impl.device.cuda_streams import CudaSideStream, explain, join_forgotten
 
 
@@ -30,7 +31,7 @@ class CudaDevice(Device):
             raise RuntimeError("torch sees no CUDA or HIP device; use device 'cpu' or a torch built for this GPU")
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self.torch_device)
-        self._pools: dict[PoolHandle, tuple[torch.cuda.MemPool, torch.cuda.CUDAGraph]] = {}
+        self._pools = CudaPools(self._anchor)
         self._segments: dict[PoolHandle, list[tuple[int, int]]] = {}
         self._recording = False
         self._side_streams: dict[str, CudaSideStream] = {}
@@ -66,12 +67,14 @@ class CudaDevice(Device):
         return cast(Graph, _CountableGraph(keep_graph=True))
 
     def new_pool(self) -> PoolHandle:
-        pool = torch.cuda.MemPool()
-        self._pools[pool.id] = pool, self._anchor(pool)
-        return cast(PoolHandle, pool.id)
+        return self._pools.new()
+
+    def release_pool(self, pool: PoolHandle) -> None:
+        self._segments.pop(pool, None)
+        self._pools.release(pool)
 
     def _anchor(self, pool: torch.cuda.MemPool) -> torch.cuda.CUDAGraph:
-        """A graph that stays: torch asserts when a pool is captured into after its last graph has gone."""
+        """A graph that stays; see `cuda_pools.py`."""
         cell = torch.zeros(1, device=self.torch_device)
         anchor: Any = torch.cuda.CUDAGraph()
         with self.warming_up():
@@ -82,7 +85,7 @@ class CudaDevice(Device):
 
     @contextmanager
     def allocating(self, pool: PoolHandle) -> Iterator[None]:
-        with torch.cuda.use_mem_pool(self._pools[pool][0]):
+        with torch.cuda.use_mem_pool(self._pools[pool]):
             yield
         self._segments.pop(pool, None)
 

@@ -99,6 +99,9 @@ class DebugDevice(Device):
     def new_pool(self) -> PoolHandle:
         return self.inner.new_pool()
 
+    def release_pool(self, pool: PoolHandle) -> None:
+        self.inner.release_pool(pool)
+
     def allocating(self, pool: PoolHandle) -> AbstractContextManager[None]:
         return self.inner.allocating(pool)
 

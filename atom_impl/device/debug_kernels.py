@@ -5,41 +5,26 @@ A debug replay that lacked them would leave their outputs as the recording left 
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from atom_impl.device.debug_log import capturing
-from atom_impl.device.software.inductor import generated_kernels, loaded_modules
+from atom_impl.device.software.generated_modules import ReplacedGlobals, generated_kernels
 
 _WRITTEN = ("out_ptr", "in_out_ptr")
 
 
-class GeneratedKernels:
+class GeneratedKernels(ReplacedGlobals):
     """While a session is open, the kernels in the globals of generated modules are replaced by `_Logged` ones."""
-
-    def __init__(self) -> None:
-        self._originals: list[tuple[ModuleType, str, Any]] = []
-        self._seen: set[int] = set()
 
     def update(self) -> None:
         """Take in the modules that were loaded since the last call."""
-        for module in loaded_modules():
-            if id(module) in self._seen:
-                continue
-            self._seen.add(id(module))
+        for module in self.new_modules():
             for name, _, written in generated_kernels(module.__file__ or ""):
                 kernel = getattr(module, name, None)
                 if kernel is not None:
-                    self._originals.append((module, name, kernel))
-                    setattr(module, name, _Logged(kernel, name, written))
-
-    def remove(self) -> None:
-        for module, name, original in reversed(self._originals):
-            setattr(module, name, original)
-        self._originals.clear()
-        self._seen.clear()
+                    self.replace(module, name, _Logged(kernel, name, written))
 
 
 class _Logged:

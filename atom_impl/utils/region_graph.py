@@ -43,20 +43,22 @@ __all__ = [
 PHASES = ("prefill", "decode")
 M = TypeVar("M", bound=type[nn.Module])
 
-_pools: dict[str, PoolHandle] = {}
+_pools: dict[str, tuple[Device, PoolHandle]] = {}
 
 
 def graph_pool(device: Device | None = None) -> PoolHandle:
     """The pool that every recording of a device shares, made on first use."""
     device = device or get_device()
     if device.type not in _pools:
-        _pools[device.type] = device.new_pool()
-    return _pools[device.type]
+        _pools[device.type] = device, device.new_pool()
+    return _pools[device.type][1]
 
 
 def reset_graph_pool() -> None:
-    """Forget the pools, once nothing recorded in them will replay again."""
-    _pools.clear()
+    """Give the pools back, once nothing recorded in them will replay again."""
+    while _pools:
+        device, pool = _pools.popitem()[1]
+        device.release_pool(pool)
 
 
 def request_bucket(running_bs: int, max_seqlen_q: int) -> tuple[int, int]:

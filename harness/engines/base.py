@@ -10,13 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from harness.cells import Cell
 from harness.engines.anatomy import Anatomy
 from harness.engines.observed import Observed
+
+if TYPE_CHECKING:
+    from harness.profile import Profile
 
 
 class Arm(str, Enum):
@@ -115,6 +118,22 @@ class SessionSpec:
     prefill_sizes: tuple[int, ...] = ()
     eager_above_ladder: bool = False  # the profile's stated policy for batches above the ladder
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, profile: Profile, dtype: str, device: str, **options: Any) -> SessionSpec:
+        """As `profile` states it. What `options` mean is the engine's to say."""
+        limits = profile.limits
+        return cls(
+            dtype=dtype,
+            device=device,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_size=limits.block_size,
+            num_blocks=limits.num_blocks,
+            prefill_sizes=tuple(profile.prefill_sizes),
+            eager_above_ladder=limits.eager_above_ladder,
+            options=options,
+        )
 
 
 class EngineSession(ABC):

@@ -45,17 +45,8 @@ def run_trial(order: TrialOrder, seed: int, engine: Any) -> Trial:
 
     numerics = msgspec.structs.replace(order.profile.numerics, seed=seed)
     profile = msgspec.structs.replace(order.profile, numerics=numerics)
-    unit, limits = order.unit.unit(), profile.limits
-    spec = SessionSpec(
-        dtype=unit.dtype,
-        device=order.device,
-        max_num_seqs=limits.max_num_seqs,
-        max_model_len=limits.max_model_len,
-        block_size=limits.block_size,
-        num_blocks=limits.num_blocks,
-        prefill_sizes=tuple(profile.prefill_sizes),
-        eager_above_ladder=limits.eager_above_ladder,
-    )
+    unit = order.unit.unit()
+    spec = SessionSpec.of(profile, unit.dtype, order.device)
     session = engine.open(unit.cell, spec)
     try:
         capture = plain(session.capture())

@@ -6,7 +6,6 @@ batch for the largest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from atom_impl.compilation.compile_gate import refusing_compiles
+from atom_impl.compilation.compilers import EagerAdaptor
 from atom_impl.compilation.copy_inputs import StaticInputs
 from atom_impl.config import CUDAGraphMode
 from atom_impl.utils import backends
@@ -22,12 +22,7 @@ from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.cuda_piecewise_backend import PiecewiseBackend
 from suites.contract.toy_pieces import ToyBody, toy, toy_batch, toy_config
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(tmp_path / "cache"))
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache", "inference")
 
 
 def compiled_with(backend: VllmBackend, layers: int = 4) -> Any:
@@ -59,6 +54,22 @@ def test_every_piece_but_the_split_ops_becomes_a_piecewise_backend() -> None:
         assert isinstance(installed, PiecewiseBackend) is not item.is_splitting_graph
         if isinstance(installed, PiecewiseBackend):
             assert sorted(installed.concrete_size_entries) == [2, 4]
+
+
+def test_the_users_inductor_options_reach_every_piece_at_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[tuple[Any, Any]] = []
+    plain = EagerAdaptor.compile
+
+    def noting(self: Any, graph: Any, inputs: Any, config: Any, runtime_shape: Any = None, key: Any = None) -> Any:
+        handed.append((runtime_shape, config))
+        return plain(self, graph, inputs, config, runtime_shape, key)
+
+    monkeypatch.setattr(EagerAdaptor, "compile", noting)
+    options = {"epilogue_fusion": False}
+    model = toy(toy_config(compile_sizes=[4], inductor_compile_config=options), layers=1)
+    for rows in (3, 4):
+        model(*toy_batch(rows))
+    assert handed == [(None, options)] * 2 + [(4, options)] * 2
 
 
 def test_a_second_graph_for_one_backend_is_an_error() -> None:

@@ -71,6 +71,13 @@ def test_the_schema_comes_from_the_annotations(library: Library) -> None:
     assert str(overload._schema) == "contract_register::schema(Tensor x, Tensor(a1!) out, float factor, str name) -> ()"
 
 
+def test_the_tags_reach_the_op(library: Library) -> None:
+    fixed = torch.Tag.needs_fixed_stride_order
+    overload = direct_register_custom_op("tagged", doubled, [], doubled_fake, library, tags=(fixed,))
+    assert fixed in overload.tags
+    assert fixed not in direct_register_custom_op("untagged", doubled, [], doubled_fake, library).tags
+
+
 def test_an_op_declared_for_the_gpu_runs_on_the_cpu(library: Library) -> None:
     direct_register_custom_op("copy", scaled_copy, ["out"], target_lib=library)
     out = torch.zeros_like(X)

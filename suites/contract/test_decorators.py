@@ -19,14 +19,9 @@ from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.decorators import TorchCompileWrapperWithCustomDispatcher, support_torch_compile
 from suites.contract.toy_pieces import ToyBody, toy, toy_batch, toy_config
 
+pytestmark = pytest.mark.usefixtures("own_cache", "inference")
+
 IDS = torch.tensor([2, 0, 1])
-
-
-@pytest.fixture(autouse=True)
-def _inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(tmp_path / "cache"))
-    with torch.inference_mode():
-        yield
 
 
 class WithState(nn.Module):
@@ -38,6 +33,19 @@ class WithState(nn.Module):
         self.register_buffer("seen", torch.zeros(width))
         self.table = nn.Parameter(torch.randn(5, width), requires_grad=False)
         self.width = width
+
+
+class IntermediateTensors:
+    """What one pipeline stage hands to the next; known by its name, for each engine has its own."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+
+@support_torch_compile
+class LaterStage(WithState):
+    def forward(self, before: IntermediateTensors) -> torch.Tensor:
+        return before.tensors["hidden"] * self.table[0] + before.tensors["residual"]
 
 
 @support_torch_compile
@@ -203,6 +211,16 @@ def test_dynamic_arguments_are_found_where_another_annotation_cannot_be_resolved
             return a
 
     assert vars(support_torch_compile(Model))["_dynamic_arg_dims"] == {"a": [0], "b": [0]}
+
+
+def test_the_rows_of_intermediate_tensors_are_dynamic() -> None:
+    """A later pipeline stage gets its input as named tensors, and its rows follow the step like any other's."""
+    model = LaterStage(toy_config())
+    assert vars(LaterStage)["_dynamic_arg_dims"] == {"before": [0]}
+    for rows in (1, 3, 5):
+        before = IntermediateTensors({"hidden": torch.randn(rows, 4), "residual": torch.randn(rows, 4)})
+        with compilation_counter.expect(num_graphs_seen=1 if rows == 1 else 0, recompiles=0):
+            assert torch.equal(model(before), model.forward(before))
 
 
 def test_explicit_dimensions_win() -> None:

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from atom_impl.config import Config
+from atom_impl.model_ops.kv_cache import KVCacheTensor
 from atom_impl.utils import forward_context as module
 from atom_impl.utils.forward_context import (
     Context,
     DPMetadata,
     ForwardContext,
+    SpecDecodeMetadata,
     forward_context,
     get_forward_context,
     reset_forward_context,
@@ -49,6 +51,20 @@ def test_set_use_reset_leaves_an_empty_context() -> None:
     reset_forward_context()
     assert get_forward_context().attn_metadata == {}
     assert get_forward_context().context is None
+
+
+def test_a_verifying_step_finds_its_drafts_and_its_cache_and_leaves_neither() -> None:
+    rows = torch.arange(3)
+    drafts = SpecDecodeMetadata(
+        draft_token_ids=rows, num_spec_steps=2, target_logits_indices=rows[:2], bonus_logits_indices=rows[2:]
+    )
+    cache = {"layer": KVCacheTensor(torch.zeros(2, 1, 1, 1), torch.zeros(2, 1, 1, 1))}
+    with forward_context({}, Config(), Context(rows, is_draft=True), None, drafts, kv_cache_data=cache) as live:
+        assert live.spec_decode_metadata is drafts
+        assert live.kv_cache_data["layer"] is cache["layer"]
+        assert live.context is not None
+        assert live.context.is_draft
+    assert get_forward_context() == ForwardContext()
 
 
 def test_the_context_is_reset_when_the_forward_raises() -> None:

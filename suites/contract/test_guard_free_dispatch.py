@@ -10,7 +10,6 @@ import copy
 import gc
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,14 +26,9 @@ from suites.contract import toy_pieces
 from suites.contract.small_model import small_model
 from suites.contract.toy_pieces import VOCAB, toy, toy_batch, toy_config
 
+pytestmark = pytest.mark.usefixtures("own_cache", "inference")
+
 EDGES = (0, 1, 2, 3, 7, 64)
-
-
-@pytest.fixture(autouse=True)
-def _inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(tmp_path / "cache"))
-    with torch.inference_mode():
-        yield
 
 
 class Lookup(nn.Module):

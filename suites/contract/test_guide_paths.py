@@ -18,6 +18,7 @@ from atom_impl.compilation.compiler_manager import CACHE_FILE
 from atom_impl.config import CompilationConfig, CompilationLevel, Config, CUDAGraphMode
 from atom_impl.utils.cuda_piecewise_backend import PiecewiseBackend
 from atom_impl.utils.custom_register import direct_register_custom_op
+from atom_impl.utils.region_graph import request_bucket
 
 PATHS: dict[str, tuple[str, ...]] = {
     "config": ("CompilationLevel", "CompilationConfig", "CUDAGraphMode", "Config"),
@@ -35,6 +36,7 @@ PATHS: dict[str, tuple[str, ...]] = {
         "Context",
         "AttentionMetaData",
         "DPMetadata",
+        "SpecDecodeMetadata",
         "set_forward_context",
         "get_forward_context",
         "reset_forward_context",
@@ -82,6 +84,11 @@ def test_the_default_production_setup_sets_what_the_guide_says() -> None:
 def test_custom_capture_sizes_are_the_ladder() -> None:
     compilation = CompilationConfig(level=3, cudagraph_capture_sizes=[1, 2, 4, 8])
     assert Config(device="cpu", compilation_config=compilation).capture_sizes == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize(("rows_each", "drafts"), [(1, 0), (2, 1), (4, 3)])
+def test_a_request_bucket_counts_the_draft_tokens_and_not_the_rows(rows_each: int, drafts: int) -> None:
+    assert request_bucket(running_bs=8, max_seqlen_q=rows_each) == (8, drafts)
 
 
 def test_debugging_with_full_eager_execution_needs_either_of_two_settings() -> None:

@@ -16,20 +16,14 @@ import pytest
 import torch
 
 from atom_impl.config import Config
-from atom_impl.model_loader import ModelSource, fetch, load_model, model_names, resolve_model
+from atom_impl.model_loader import ModelSource, load_model, model_names, resolve_model
 from atom_impl.model_loader.parameters import parts, upcast
 from atom_impl.model_loader.random_weights import PRESETS, random_weights
 
+pytestmark = pytest.mark.usefixtures("private_cache")
+
 TINY = "random:tiny-llama"
 QKV = "model.layers.1.self_attn.qkv_proj.weight"
-
-
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "cache"
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(root))
-    monkeypatch.delenv(fetch.WEIGHTS_DIR_VARIABLE, raising=False)
-    return root
 
 
 def config_for(source: ModelSource, **settings: Any) -> Config:

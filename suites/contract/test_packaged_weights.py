@@ -29,15 +29,9 @@ from atom_impl.model_loader.hf_config import from_hf
 from atom_impl.model_loader.parameters import EMBEDDING, POISON_ROW, layout
 from suites.contract import tiny_gguf
 
+pytestmark = pytest.mark.usefixtures("private_cache")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "cache"
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(root))
-    monkeypatch.delenv(fetch.WEIGHTS_DIR_VARIABLE, raising=False)
-    return root
 
 
 # --- the GGUF file and its conversion -------------------------------------------------------------------------

@@ -6,8 +6,6 @@ The page in `docs/` is made by serving steps; here it is made again and compared
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from atom_impl.config import CUDAGraphMode
@@ -17,10 +15,7 @@ from atom_impl.utils.step_ledger import Fallback, StepRecord
 from tools import truth_table
 from tools.truth_table import MODES, NOT_SET, PAGE, Served, page, serve
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_committed_page_is_what_the_code_does() -> None:

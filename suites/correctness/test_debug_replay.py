@@ -6,7 +6,6 @@ only a recorded graph goes wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -27,19 +26,13 @@ from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.model_loader import load_model, resolve_model
 from atom_impl.utils import region_graph
 from atom_impl.utils.forward_context import Context, forward_context, get_forward_context
-from atom_impl.utils.region_graph import ReqGraph, TokenGraph, eager_region, reset_graph_pool
+from atom_impl.utils.region_graph import ReqGraph, TokenGraph, eager_region
 from suites.correctness.replay_machine import run_machine
 from suites.correctness.replay_plants import Plant, copy_handoffs_elsewhere, hold_handoffs_weakly, leave_the_tail
 
+pytestmark = pytest.mark.usefixtures("inference", "clean_pool")
+
 _ops = torch.library.Library("debug_replay", "FRAGMENT")
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
-    reset_graph_pool()
 
 
 @pytest.fixture

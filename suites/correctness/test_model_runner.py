@@ -192,6 +192,16 @@ def test_capture_writes_no_cache_slot_and_is_repeatable(make: Make) -> None:
     assert runner.step(decode(2, 1)).record.effective_mode == "TR_HYBRID"
 
 
+def test_the_largest_bucket_is_recorded_first_whatever_its_phase(make: Make) -> None:
+    """The pool is then made to the largest one's measure, and the others fit into it."""
+    runner = make("TR_HYBRID")
+    runner.capture_cudagraph()
+    assert runner.capture_report is not None
+    order = list(runner.capture_report.bucket_seconds)
+    assert order == ["prefill 24", "prefill 8", "decode 4", "decode 2", "decode 1"]
+    assert runner.capture_report.buckets == {"prefill": [8, 24], "decode": LADDER}
+
+
 def test_a_raising_step_leaves_an_empty_context_and_the_next_one_runs(make: Make) -> None:
     runner = make("TR_HYBRID")
     runner.capture_cudagraph()

@@ -4,7 +4,7 @@ alias that stops being one, a result that changes its kind, weights that moved a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,17 +13,14 @@ from torch import nn
 
 from atom_impl.device import get_device
 from atom_impl.graphs.recording import Segment
-from atom_impl.utils.region_graph import ReplayError, TokenGraph, eager_region, reset_graph_pool, token_graph
+from atom_impl.utils.compilation_counter import compilation_counter
+from atom_impl.utils.custom_register import mark_spliting_op
+from atom_impl.utils.region_graph import ReplayError, TokenGraph, eager_region, token_graph
 from atom_impl.utils.step_ledger import CopyKind
-from suites.correctness.test_region_graph import WIDTH, Step, recorded, run
+from suites.correctness.region_steps import WIDTH, Step, recorded, run
 
+pytestmark = pytest.mark.usefixtures("clean_pool")
 ROWS = 4
-
-
-@pytest.fixture(autouse=True)
-def _clean_pool() -> Iterator[None]:
-    yield
-    reset_graph_pool()
 
 
 @pytest.fixture
@@ -54,6 +51,24 @@ def test_a_region_that_writes_its_argument_and_returns_nothing_costs_no_copy(x: 
     scale["now"], step = 5.0, Step(ROWS, x.device)
     assert torch.equal(replay(graph, x, step), (x + 1) * 5 - 1)
     assert CopyKind.HANDOFF not in step.record.copies
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("is_region", "segments"), [(False, 1), (True, 2)], ids=["split op alone", "region as well"])
+def test_a_split_op_breaks_a_recording_only_if_it_is_a_region_too(
+    x: torch.Tensor, is_region: bool, segments: int
+) -> None:
+    @mark_spliting_op(is_custom=False)
+    def doubled(t: torch.Tensor) -> torch.Tensor:
+        return t * 2
+
+    called = eager_region(doubled) if is_region else doubled
+    with compilation_counter.expect(num_cudagraph_captured=segments):
+        graph = recorded(lambda t: called(t + 1) + 1, x, x.device)
+    (recording,) = graph.recordings().values()
+    assert (recording.segments, recording.regions) == (segments, segments - 1)
+    x.normal_()
+    assert torch.equal(replay(graph, x), (x + 1) * 2 + 1)
 
 
 @torch.inference_mode()

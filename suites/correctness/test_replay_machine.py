@@ -6,10 +6,7 @@ nothing, so each lifetime fault that reports tell of is planted in turn, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from atom_impl.device import get_device
 from suites.correctness.replay_machine import ReplayMachine, run_machine
@@ -25,13 +22,9 @@ from suites.correctness.replay_plants import (
     return_the_pools_own_output,
 )
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 EXAMPLES = 120  # over eight seeds, every plant was found within 27
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 #: Each fault, and what the machine has to say of it.

@@ -6,8 +6,6 @@ nor the place. Joined work, on any device, gives what a plain run gives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -16,17 +14,11 @@ from atom_impl.device import CaptureError, Device, get_device
 from atom_impl.device.cuda_streams import explain
 from atom_impl.device.debug import DebugDevice
 from atom_impl.utils.forward_context import Context, forward_context
-from atom_impl.utils.region_graph import TokenGraph, eager_region, reset_graph_pool
+from atom_impl.utils.region_graph import TokenGraph, eager_region
+
+pytestmark = pytest.mark.usefixtures("inference", "clean_pool")
 
 ROWS, WIDTH = 4, 64
-
-
-@pytest.fixture(autouse=True)
-def _clean_pool() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
-    reset_graph_pool()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ it does not; and one fence per slot, which is enough, stays silent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -22,14 +22,10 @@ from atom_impl.utils.forward_mode import ForwardMode
 from atom_impl.utils.region_graph import reset_graph_pool
 from atom_impl.utils.step_ledger import StepRecord
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 ROWS = 4
 TICKS = pytest.mark.parametrize("ticks", [1, 5, 100])
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def batch(step: int) -> ScheduledBatch:

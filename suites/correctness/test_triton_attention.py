@@ -29,7 +29,7 @@ from atom_impl.model_ops.kv_cache import KVCacheTensor
 from atom_impl.utils.forward_context import AttentionMetaData, AttnState, Context, forward_context
 from atom_impl.utils.region_graph import reset_graph_pool
 from suites.correctness import test_attention as contract
-from suites.correctness.test_attention import SCALE, Step, bits
+from suites.correctness.attention_steps import SCALE, Step, bits, moved
 
 TORCH_DECODE = paged_attention.decode
 NAMES = ("slots", "lens", "tables", "q", "k", "v")
@@ -75,7 +75,7 @@ def test_rows_that_may_not_be_written_leave_the_scratch_block_alone_too(device: 
 
 def test_a_request_whose_last_query_is_padding_answers_the_live_ones(device: str) -> None:
     step, whole = Step([9, 7], queries=2), Step([9, 7], queries=2)
-    meta = contract.moved(step, device)
+    meta = moved(step, device)
     meta.live_rows.fill_(3)
     for cache in (step.kv.k_cache, step.kv.v_cache):
         cache.flatten(0, 1)[step.slots[3]] = math.nan
@@ -317,7 +317,7 @@ def test_the_config_chooses_the_body_and_prefill_stays_torch_code(device: str) -
     step, twin = Step([5, 9], pad=1), Step([5, 9], pad=1)
     expected = twin.run(device)
     q, k, v, k_cache, v_cache = (x.to(device) for x in (step.q, step.k, step.v, step.kv.k_cache, step.kv.v_cache))
-    kv, meta = KVCacheTensor(k_cache, v_cache), contract.moved(step, device)
+    kv, meta = KVCacheTensor(k_cache, v_cache), moved(step, device)
     context = Context(torch.zeros(1, dtype=torch.int64), running_bs=3, running_tokens=3)
     with forward_context(meta, config, context, kv_cache_data={attention.layer_name: kv}):
         assert torch.equal(bits(attention(q, k, v).cpu()), bits(expected))

@@ -6,8 +6,7 @@ none was recorded, and the model ran eagerly. Both orders, and a compiled subcla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +15,10 @@ import torch
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.decorators import support_torch_compile
 from atom_impl.utils.forward_context import Context, forward_context
-from atom_impl.utils.region_graph import reset_graph_pool, token_graph, units_of
+from atom_impl.utils.region_graph import token_graph, units_of
 from suites.contract.toy_pieces import ToyBody, toy_batch, toy_config
+
+pytestmark = pytest.mark.usefixtures("own_cache", "inference", "clean_pool")
 
 
 def _fresh(name: str) -> type[ToyBody]:
@@ -36,14 +37,6 @@ ORDERS: dict[str, Callable[[], type[ToyBody]]] = {
         support_torch_compile(token_graph(support_torch_compile(_fresh("Twice"))))
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ATOM_CACHE_ROOT", str(tmp_path / "cache"))
-    with torch.inference_mode():
-        yield
-    reset_graph_pool()
 
 
 def call(model: Any, batch: tuple[torch.Tensor, torch.Tensor], action: Any) -> torch.Tensor:

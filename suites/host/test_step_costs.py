@@ -20,7 +20,6 @@ from atom_impl.compilation.guard_free import GuardFreeDispatch
 from atom_impl.config import CompilationConfig, CompilationLevel, Config, CUDAGraphMode
 from atom_impl.model_engine.batch import ScheduledBatch
 from atom_impl.model_engine.staging import StagingBuffers
-from atom_impl.models.model_config import ModelConfig
 from atom_impl.utils.forward_context import (
     Context,
     get_forward_context,
@@ -30,6 +29,7 @@ from atom_impl.utils.forward_context import (
 )
 from atom_impl.utils.forward_mode import Captured, ForwardMode
 from atom_impl.utils.step_ledger import CopyKind, Fallback, StepLedger, StepRecord
+from suites.contract.small_model import small_model
 
 LADDERS = {3: (1, 2, 4), 35: (1, 2, 4, *range(8, 257, 8))}
 
@@ -48,24 +48,10 @@ def _inference() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def config(device: str) -> Config:
     """Level 3 with every kind of setting filled in, so that the hash has what a real one has."""
-    shape = ModelConfig(
-        architecture="LlamaForCausalLM",
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        tie_word_embeddings=True,
-        max_position_embeddings=128,
-    )
     compilation = CompilationConfig(
         level=CompilationLevel.PIECEWISE, cudagraph_mode=CUDAGraphMode.FULL, cudagraph_capture_sizes=[1, 2, 4]
     )
-    return Config(model="tiny", hf_config=shape, device=device, max_num_seqs=64, compilation_config=compilation)
+    return Config(model="tiny", hf_config=small_model(), device=device, max_num_seqs=64, compilation_config=compilation)
 
 
 def decode_mode(live: int, running: int) -> ForwardMode:

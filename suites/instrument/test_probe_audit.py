@@ -20,7 +20,8 @@ from atom_impl.models.llama import LlamaDecoderLayer
 from atom_impl.utils.region_graph import current_session
 from atom_impl.utils.step_ledger import CopyKind, StepRecord
 from harness.cells import Cell
-from harness.engines.atom_impl import AtomImpl
+from harness.engines.atom_impl import AtomImpl, AtomSession
+from harness.engines.atom_impl.account import claim_of
 from harness.engines.base import SessionSpec
 from harness.probes.audit import AuditProbe
 from harness.probes.base import ProbeContext, ProbeResult
@@ -140,8 +141,6 @@ def test_a_clone_in_the_decoder_layer_that_every_arm_makes_is_named_with_its_pla
 
 
 def test_clones_that_the_engine_declares_are_its_own_affair(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.engines.atom_impl import AtomSession
-
     plain, stated = LlamaDecoderLayer.forward, AtomSession.expected
 
     def forward(self: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -247,14 +246,12 @@ def test_a_graph_that_is_launched_twice_is_seen(audit: Audit, monkeypatch: pytes
 
 def claiming(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Let the engine claim `changes` of every step that was asked to use graphs."""
-    from harness.engines import atom_impl
-
-    plain = atom_impl._claim
+    plain = claim_of
 
     def claim(record: StepRecord) -> dict[str, Any]:
         return plain(record) | (changes if record.requested_mode != "NONE" and record.segments else {})
 
-    monkeypatch.setattr(atom_impl, "_claim", claim)
+    monkeypatch.setattr("harness.engines.atom_impl.session.claim_of", claim)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,9 @@ class SoftwareDevice(Device):
     def new_pool(self) -> Pool:
         return Pool()
 
+    def release_pool(self, pool: PoolHandle) -> None:
+        """Nothing to do: a pool goes with whoever holds it last."""
+
     def allocating(self, pool: PoolHandle) -> AbstractContextManager[None]:
         if current() is not None:
             raise CaptureError("allocating() while this thread captures: a capture already allocates from its pool")

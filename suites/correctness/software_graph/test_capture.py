@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,12 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from atom_impl.device.software import CaptureError, SoftwareDevice, SoftwareGraph, host, poisoning, recording
 
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference")
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from torch import nn
 
 from atom_impl.device.software import CaptureError, Pool, SoftwareDevice, SoftwareGraph, register_body
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 WIDTH = 32
 _ops = torch.library.Library("software_graph_inductor", "FRAGMENT")
 _ops.define("attend(Tensor x, Tensor(a!) cache, str layer) -> Tensor")
@@ -105,13 +107,6 @@ def _recorded(device: SoftwareDevice, pool: Pool) -> Iterator[Recording]:
 
 
 Models = tuple[nn.Sequential, Callable[..., torch.Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture(scope="module")

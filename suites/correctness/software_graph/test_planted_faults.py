@@ -7,22 +7,17 @@ that was rebound, a counter cleared outside the graph, a host integer frozen at 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from atom_impl.device.software import CaptureError, SoftwareDevice, SoftwareGraph, launch, recording, register_body
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 ROWS, WIDTH = 4, 8
 _ops = torch.library.Library("planted_faults", "FRAGMENT")
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture

@@ -6,23 +6,18 @@ twice and looks; what the graph reads before it writes shows it at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from atom_impl.device.software import SoftwareDevice, SoftwareGraph, launch
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 SPLITS = 2
 ROW = torch.tensor([1])
 ROWS = torch.zeros(4, 8, dtype=torch.int64)
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
 
 
 def captured(function: Callable[[], object]) -> SoftwareGraph:

@@ -6,21 +6,16 @@ recording knows the edges, and refuses what no edge orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from atom_impl.device.software import CaptureError, Edge, SoftwareDevice, SoftwareGraph, launch
 
+pytestmark = pytest.mark.usefixtures("inference")
+
 SIDE = "indexer"
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        yield
 
 
 @pytest.fixture

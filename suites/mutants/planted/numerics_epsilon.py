@@ -3,7 +3,7 @@
 from typing import Any
 
 from atom_impl.model_ops.norm import RMSNorm
-from harness.engines import atom_impl
+from harness.engines.atom_impl import build
 from harness.mutants import Mutant, wrap
 
 
@@ -22,11 +22,9 @@ MUTANT = Mutant(
     control_is="1.0001e-5, less than float32 rounds.",
     caught_by=("G3",),
     says="Tensor and row, its error beside float64 and the error that eager's own allows.",
-    plant=lambda: wrap(
-        atom_impl, "load_model", lambda load, config, weights: with_epsilon(load, config, weights, 1e-2)
-    ),
+    plant=lambda: wrap(build, "load_model", lambda load, config, weights: with_epsilon(load, config, weights, 1e-2)),
     control=lambda: wrap(
-        atom_impl, "load_model", lambda load, config, weights: with_epsilon(load, config, weights, 1.0001e-5)
+        build, "load_model", lambda load, config, weights: with_epsilon(load, config, weights, 1.0001e-5)
     ),
     level=3,
     mode="NONE",

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from harness.engines import atom_impl
+from harness.engines.atom_impl import build
 from harness.mutants import Mutant, wrap
 
 
@@ -23,10 +23,8 @@ MUTANT = Mutant(
     control_is="multiplied by 1 + 2^-24, which rounds away.",
     caught_by=("G3",),
     says="Tensor and row, its error beside float64 and the error that eager's own allows.",
-    plant=lambda: wrap(atom_impl, "load_model", lambda load, config, weights: scaled(load, config, weights, 1.01)),
-    control=lambda: wrap(
-        atom_impl, "load_model", lambda load, config, weights: scaled(load, config, weights, 1 + 2**-24)
-    ),
+    plant=lambda: wrap(build, "load_model", lambda load, config, weights: scaled(load, config, weights, 1.01)),
+    control=lambda: wrap(build, "load_model", lambda load, config, weights: scaled(load, config, weights, 1 + 2**-24)),
     level=3,
     mode="NONE",
     quick=True,
