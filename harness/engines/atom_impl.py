@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from harness.engines.observed import Observed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 LEVELS = range(CompilationLevel.PIECEWISE + 1)
+_RECORDED: tuple[type, ...] = (SoftwareGraph, torch.cuda.CUDAGraph)
 #: eager by the guide's own words or by the profile's stated policy
 POLICY = {Fallback.ABOVE_LADDER, Fallback.NO_PREFILL_BUCKET}
 
@@ -227,6 +228,7 @@ class AtomSession(EngineSession):
             body_of=body_of,
             is_host=lambda tensor: is_host(tensor.untyped_storage()) or (on_gpu and not tensor.is_cuda),
             outputs=list(self._runner.outputs()),
+            pools=_pool_handles(recordings_of(self._runner).values()),
         )
         count = observe_gpu if on_gpu else observe
         return count(lambda: self.step(batch, arm, rows=rows), boundary)
@@ -364,6 +366,12 @@ def _pools(device: Device, recordings: Mapping[int, Recording]) -> dict[str, Any
             if name not in homes.setdefault(rows, []):
                 homes[rows].append(name)
     return {"pools": homes, "pool_sizes": {name: device.pool_bytes(handle) for handle, name in names.items()}}
+
+
+def _pool_handles(recordings: Iterable[Recording]) -> list[Any]:
+    """The pools of all recorded graphs, each once, as the graphs say. A segment that runs eagerly has none."""
+    graphs = [graph for recording in recordings for graph in recording.graphs()]
+    return list(dict.fromkeys(graph.pool() for graph in graphs if isinstance(graph, _RECORDED)))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
