@@ -19,6 +19,7 @@ from typing import Any
 import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, locked, private_dir, write_atomically
+from atom_impl.compilation.cache_identity import local_cache_dir
 from atom_impl.compilation.compile_gate import check_may_compile
 from atom_impl.compilation.compilers import (
     Compiled,
@@ -31,7 +32,7 @@ from atom_impl.compilation.generated_code import generated_code
 from atom_impl.compilation.graph_identity import piece_fingerprint
 from atom_impl.compilation.size_assumptions import by_compiler
 from atom_impl.compilation.torch_compat import has_standalone_compile, size_guards
-from atom_impl.config import CompilationConfig
+from atom_impl.config import CompilationConfig, CompilationLevel, Config
 from atom_impl.utils.compilation_counter import compilation_counter
 
 logger = logging.getLogger(__name__)
@@ -64,11 +65,12 @@ class _Request:
     graph_index: int
     runtime_shape: int | None
     name: str
+    whole: bool  # level 2 has no pieces
 
     @property
     def title(self) -> str:
         shape = "" if self.runtime_shape is None else f" for {self.runtime_shape} rows"
-        return f"piece {self.graph_index}{shape}"
+        return f"{'whole model' if self.whole else f'piece {self.graph_index}'}{shape}"
 
 
 class CompilerManager:
@@ -99,6 +101,15 @@ class CompilerManager:
         self._dir = None if disable_cache else private_dir(cache_dir)
         self.compiler.initialize_cache(str(cache_dir), disable_cache, prefix)
         self.cache = {} if self._dir is None else _read_table(self._dir / CACHE_FILE)
+
+    def open_for(self, config: Config, prefix: str) -> Path:
+        """Use the directory for this configuration, the sources traced for it and this compiler. Returns it."""
+        compilation = config.compilation_config
+        directory = local_cache_dir(config, compilation.traced_files, self.compute_hash(config), prefix)
+        compilation.traced_files.clear()
+        compilation.local_cache_dir = str(private_dir(directory))
+        self.initialize_cache(str(directory), prefix=prefix)
+        return directory
 
     def save_to_file(self) -> None:
         """Write the table, merged with what other processes have added since it was read."""
@@ -153,7 +164,8 @@ class CompilerManager:
         options = {"inductor": config, "compiler": self.compiler.name, "shape": shape}
         fingerprint = piece_fingerprint(graph, example_inputs, options, self.symbol_ranges)
         name = f"artifact_shape_{shape}_graph_{fingerprint[:32]}"
-        return _Request(graph, example_inputs, dict(config), index, shape, name)
+        whole = self.compilation_config.level == CompilationLevel.DYNAMO_ONCE
+        return _Request(graph, example_inputs, dict(config), index, shape, name, whole)
 
     def _obtain(self, request: _Request) -> tuple[Compiled, Handle | None]:
         shared = self._obtained.get(request.name)

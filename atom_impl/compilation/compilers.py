@@ -15,8 +15,9 @@ import torch
 import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, publish, verify
+from atom_impl.compilation.cpu_features import probe_cpu_features
 from atom_impl.compilation.graph_identity import operators_digest
-from atom_impl.compilation.native_kernels import NativeKernels, keeping_kernel_modules, probe_cpu_features
+from atom_impl.compilation.native_kernels import NativeKernels, keeping_kernel_modules
 from atom_impl.compilation.toolchain import toolchain
 from atom_impl.compilation.torch_compat import own_cache_keys
 from atom_impl.utils.compilation_counter import compilation_counter

@@ -22,8 +22,8 @@ import torch.fx
 
 from atom_impl.compilation.artefact_store import ArtefactMiss, private_dir
 from atom_impl.compilation.compilers import Compiled, Handle, InductorCompiler, set_inductor_config
+from atom_impl.compilation.cpu_features import probe_cpu_features
 from atom_impl.compilation.graph_identity import operators_digest
-from atom_impl.compilation.native_kernels import probe_cpu_features
 from atom_impl.compilation.torch_compat import own_cache_keys
 from atom_impl.utils.compilation_counter import compilation_counter
 

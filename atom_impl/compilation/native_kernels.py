@@ -55,12 +55,3 @@ def keeping_kernel_modules() -> Iterator[None]:
 
 def _named_modules() -> dict[str, ModuleType]:
     return {name: module for name, module in list(sys.modules.items()) if name.startswith(MODULE_PREFIX)}
-
-
-def probe_cpu_features() -> None:
-    """Let Inductor find out what the CPU can do in its own cache directory, where the probes are kept, not in an
-    artefact's.
-    """
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
-
-    pick_vec_isa()

@@ -34,7 +34,7 @@ def _build() -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "compiler": _compiler_version(os.environ.get("CXX") or "g++"),
+        "compiler": compiler_version(os.environ.get("CXX") or "g++"),
         "cuda": torch.version.cuda,
         "hip": getattr(torch.version, "hip", None),
         "gpu": _gpu(),
@@ -94,7 +94,7 @@ def _driver_version() -> str | None:
     return None
 
 
-def _compiler_version(compiler: str) -> str | None:
+def compiler_version(compiler: str) -> str | None:
     found = shutil.which(compiler)
     if found is None:
         return None

@@ -14,9 +14,8 @@ import torch
 import torch.fx
 
 from atom_impl.compilation.compile_gate import check_may_compile
-from atom_impl.compilation.generated_code import generated_code
-from atom_impl.compilation.graph_identity import operators_digest
-from atom_impl.compilation.torch_compat import own_cache_keys
+from atom_impl.compilation.compiler_manager import CompilerManager
+from atom_impl.compilation.piece_graphs import fake_inputs, symbol_ranges
 from atom_impl.config import Config
 from atom_impl.utils.compilation_counter import compilation_counter
 
@@ -24,27 +23,24 @@ Compiled = Callable[..., Any]
 
 
 class InductorOnceBackend:
-    """Level 2: one Inductor compile for every size. With `use_inductor=False` the graph runs as it was traced."""
+    """Level 2: one Inductor compile for every size, found again by the next process. With `use_inductor=False` the
+    graph runs as it was traced.
+    """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config.compilation_config
+    def __init__(self, config: Config, prefix: str) -> None:
+        """Artefacts are kept under `prefix`."""
+        self._config = config
+        self._prefix = prefix
+        self._manager = CompilerManager(config.compilation_config)
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         check_may_compile("the whole model")
         compilation_counter.num_graphs_seen += 1
-        compilation_counter.num_backend_compilations += 1
-        if not self._config.use_inductor:
-            compilation_counter.num_eager_compiles += 1
-            return graph.forward
-        from torch._inductor.compile_fx import compile_fx
-
-        options = dict(self._config.inductor_compile_config)
-        with own_cache_keys(operators_digest(graph)), generated_code() as code:
-            compiled: Any = compile_fx(graph, list(example_inputs), config_patches=options)
-        compilation_counter.num_inductor_compiles += 1
-        if code.kernels is not None:
-            self._config.generated_kernels["whole model"] = code.kernels
-        return compiled
+        self._manager.open_for(self._config, self._prefix)
+        fakes = fake_inputs(graph, example_inputs)
+        self._manager.symbol_ranges = symbol_ranges()
+        options = self._config.compilation_config.inductor_compile_config
+        return self._manager.compile(graph, fakes, options)
 
 
 def compile_as_is(model: Callable[..., Any]) -> Compiled:

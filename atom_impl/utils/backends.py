@@ -17,15 +17,16 @@ from typing import Any
 import torch
 import torch.fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import FakeTensorMode
 from torch.fx.passes.split_module import split_module
 
-from atom_impl.compilation.artefact_store import private_dir, write_atomically
-from atom_impl.compilation.cache_identity import local_cache_dir
+from atom_impl.compilation.artefact_store import write_atomically
 from atom_impl.compilation.compile_gate import check_may_compile
 from atom_impl.compilation.compiler_manager import CompilerManager, make_compiler
 from atom_impl.compilation.copy_inputs import StaticInputs
 from atom_impl.compilation.piece_graphs import fake_inputs, is_fixed, return_tuple, symbol_ranges
 from atom_impl.compilation.split_ops import splitting_nodes
+from atom_impl.compilation.traced_values import TracedValues, reshapes_in_place
 from atom_impl.config import Config, CUDAGraphMode
 from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.cuda_piecewise_backend import PiecewiseBackend
@@ -100,8 +101,8 @@ def split_graph(graph: torch.fx.GraphModule, ops: Iterable[str]) -> tuple[torch.
 
 
 class PiecewiseCompileInterpreter(torch.fx.Interpreter):
-    """Runs a split graph on fake inputs, and puts a compiled `PiecewiseBackend` in the place of every named
-    submodule.
+    """Walks a split graph with fake inputs, and puts a compiled `PiecewiseBackend` in the place of every named
+    submodule. What Dynamo has noted of the values between the parts is used; otherwise the graph is run.
     """
 
     def __init__(
@@ -117,12 +118,36 @@ class PiecewiseCompileInterpreter(torch.fx.Interpreter):
         self.manager = manager
 
     def run(self, *args: Any, **options: Any) -> Any:
-        """`args` are fake tensors and symbolic integers, as Dynamo traced them."""
+        """Compile every named part. `args` are fake tensors and symbolic integers, as Dynamo traced them.
+
+        Returns what the graph returns, or None if Dynamo had noted all that the parts take and nothing had to run.
+        """
         mode = torch._guards.detect_fake_mode(list(args))
         if mode is None:
             raise RuntimeError("the interpreter needs fake inputs, or to be run within a torch.compile backend")
         with mode, enable_python_dispatcher():
-            return super().run(*args, **options)
+            noted = self._noted_arguments(args, mode)
+            if noted is None:
+                return super().run(*args, **options)
+            for target, values in noted.items():
+                self._compile(target, values)
+        return None
+
+    def _noted_arguments(self, args: Sequence[Any], mode: FakeTensorMode) -> dict[str, tuple[Any, ...]] | None:
+        """What each named part is called with, as Dynamo noted it; None if a single one cannot be told."""
+        assert isinstance(self.module, torch.fx.GraphModule)
+        calls = [node for node in self.module.graph.nodes if node.op == "call_module"]
+        if reshapes_in_place(self.fetch_attr(node.target) for node in calls):
+            return None
+        values = TracedValues(self.module, args, mode)
+        noted = {}
+        for node in calls:
+            if node.target in self.compile_submod_names:
+                found = values.of(self.fetch_attr(node.target), node)
+                if found is None:
+                    return None
+                noted[node.target] = found
+        return noted
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = super().call_module(target, args, kwargs)
@@ -178,7 +203,7 @@ class VllmBackend:
             )
         check_may_compile(f"model {self.prefix!r}")
         compilation_counter.num_graphs_seen += 1
-        cache_dir = self._open_cache()
+        cache_dir = self.compiler_manager.open_for(self.config, self.prefix)
         fakes = fake_inputs(graph, example_inputs)
         self.compiler_manager.symbol_ranges = symbol_ranges()
         self.split_gm, self.piecewise_graphs = split_graph(graph, self.compilation_config.splitting_ops or [])
@@ -188,17 +213,6 @@ class VllmBackend:
         self._bypass_module_calls()
         self._dump(cache_dir)
         return self._with_static_inputs(fakes)
-
-    def _open_cache(self) -> Path:
-        """Step 1: the directory for this configuration, these sources and this compiler."""
-        config = self.compilation_config
-        directory = local_cache_dir(
-            self.config, config.traced_files, self.compiler_manager.compute_hash(self.config), self.prefix
-        )
-        config.traced_files.clear()
-        config.local_cache_dir = str(private_dir(directory))
-        self.compiler_manager.initialize_cache(str(directory), prefix=self.prefix)
-        return directory
 
     def _bypass_module_calls(self) -> None:
         """Split operations are called through their forward: `nn.Module.__call__` costs more than the rest of such a

@@ -25,6 +25,7 @@ from atom_impl.compilation.state_writes import ADVICE, rebound_state, written_st
 from atom_impl.compilation.traced_code import traced_files
 from atom_impl.compilation.whole_graph_backend import InductorOnceBackend
 from atom_impl.config import CompilationLevel, Config
+from atom_impl.utils import backends
 from atom_impl.utils.backends import VllmBackend
 from atom_impl.utils.tracing import being_traced
 from atom_impl.utils.unit_call import replace_call
@@ -137,7 +138,8 @@ class _MakeBackend:
     def __call__(self, module: torch.nn.Module) -> Backend:
         compilation = self._config.compilation_config
         piecewise = self._level == CompilationLevel.PIECEWISE
-        inner: Backend = VllmBackend(self._config) if piecewise else InductorOnceBackend(self._config)
+        tag = backends.model_tag
+        inner: Backend = VllmBackend(self._config, tag) if piecewise else InductorOnceBackend(self._config, tag)
 
         def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             compilation.traced_files.update(traced_files(graph, type(module).forward))

@@ -13,9 +13,12 @@ from tools.start_up import __main__ as command
 from tools.start_up.child import Start
 from tools.start_up.claims import COLD_AGAINST_EACH, Claim, Round, claims, distinct_pieces
 
+IMPORT = " and the import of torch's compiler"
 
-def start(whole_s: float, compiles: int = 0, trace_s: float = 0.0) -> dict[str, Any]:
-    return {"whole_s": whole_s, "trace_s": trace_s, "counters": {"num_inductor_compiles": compiles}}
+
+def start(whole_s: float, compiles: int = 0, trace_s: float = 0.0, import_s: float = 0.0) -> dict[str, Any]:
+    counters = {"num_inductor_compiles": compiles}
+    return {"whole_s": whole_s, "trace_s": trace_s, "compiler_import_s": import_s, "counters": counters}
 
 
 def one_round(**changes: dict[str, Any]) -> Round:
@@ -40,14 +43,17 @@ def spread(count: int, **changes: dict[str, Any]) -> list[Round]:
         factor = 1 + number / 10
         sides = one_round(**changes)
         rounds.append(
-            {n: {**s, "whole_s": s["whole_s"] * factor, "trace_s": s["trace_s"] * factor} for n, s in sides.items()}
+            {
+                name: {part: value * factor if part.endswith("_s") else value for part, value in side.items()}
+                for name, side in sides.items()
+            }
         )
     return rounds
 
 
 def test_a_start_as_it_should_be_holds_in_every_claim() -> None:
     found = judged(spread(5))
-    assert len(found) == 4
+    assert len(found) == 5
     assert all(claim.holds for claim in found.values()), found
 
 
@@ -57,7 +63,7 @@ def test_a_start_as_it_should_be_holds_in_every_claim() -> None:
         ("_3_warm", start(18.0, 1, 7.9), "level 3 warm: Inductor compiles"),
         ("_3_cold", start(30.0, 31, 8.0), "level 3 cold: Inductor compiles"),
         ("_3_cold", start(30.0, 0, 8.0), "level 3 cold: Inductor compiles"),
-        ("_3_warm", start(24.0, 0, 7.9), "level 3: warm, trace left out"),
+        ("_3_warm", start(24.0, 0, 7.9, 6.0), "level 3: warm, trace left out"),
         ("_3_cold", start(60.0, 3, 8.0), "level 3: cold, against each piece by itself"),
     ],
 )
@@ -65,6 +71,19 @@ def test_each_claim_fails_on_its_own_fault_and_no_other(side: str, planted: dict
     found = judged(spread(5, **{side: planted}))
     assert [name for name, each in found.items() if not each.holds] == [claim]
     assert found[claim].holds is False
+
+
+def test_what_is_slow_is_told_from_what_torch_takes_to_be_imported() -> None:
+    found = judged(spread(5, _3_warm=start(24.0, 0, 7.9, 3.0)))
+    assert [found[f"level 3: warm, trace{and_import} left out"].holds for and_import in ("", IMPORT)] == [False, False]
+    assert found[f"level 3: warm, trace{IMPORT} left out"].measured == pytest.approx(1.31)
+
+
+def test_level_2_compiles_once_and_never_again() -> None:
+    rounds = [{**one, "2 cold": start(30.0, 1, 8.0), "2 warm": start(18.0, 1, 7.9)} for one in spread(5)]
+    found = {claim.name: claim for claim in claims(rounds, [0, 2], 30)}
+    assert found["level 2 cold: Inductor compiles"].holds is True
+    assert found["level 2 warm: Inductor compiles"].holds is False
 
 
 def test_the_worst_start_decides_a_count() -> None:
@@ -96,6 +115,7 @@ def test_a_real_start_in_a_process_of_its_own_counts_what_it_did() -> None:
     assert found["whole_s"] > found["seconds"]["import"] > 0
     assert 0 < found["trace_s"] < found["whole_s"]
     assert found["whole_s"] == pytest.approx(sum(found["seconds"].values()), rel=1e-6)
+    assert 0 < found["compiler_import_s"] < found["whole_s"]
     assert found["counters"]["dynamo_as_is_count"] == 3
     assert "num_inductor_compiles" not in found["counters"]
 
