@@ -23,6 +23,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.engines.observed import Observed, ObservedCopy, Place
+from harness.engines.pool_watch import PoolWatch
 
 #: Operators whose work, where they do any, is to move elements.
 COPIES = frozenset(
@@ -52,7 +53,8 @@ class Boundary:
     """Where to look at an engine from outside: what its adaptor hands over.
 
     `graph_class.replay` launches a graph; `recorded` lists a graph's work; `body_of` gives the Python body of a custom
-    operator, or None; `is_host` tells host memory; `outputs` are the buffers that a caller reads after a replay.
+    operator, or None; `is_host` tells host memory; `outputs` are the buffers that a caller reads after a replay;
+    `pools` are the handles of the pools that graphs were recorded into, as the graphs give them.
     """
 
     graph_class: type
@@ -60,6 +62,7 @@ class Boundary:
     body_of: Callable[[OpOverload], Callable[..., Any] | None]
     is_host: Callable[[torch.Tensor], bool]
     outputs: Sequence[torch.Tensor]
+    pools: Sequence[Any] = ()
 
 
 class Tally:
@@ -73,6 +76,7 @@ class Tally:
         self.sites: dict[str, str] = {}
         self.launched: list[Any] = []
         self.regions = self.nodes = 0
+        self.pool_watch = PoolWatch(boundary.pools)
         self._worked = False
         self.outputs = [memory_of(buffer) for buffer in boundary.outputs]
 
@@ -155,6 +159,7 @@ class Census(TorchDispatchMode):
             with self:
                 return body(*args, **kwargs)
         result = func(*args, **kwargs)
+        self._tally.pool_watch.look(call_site)
         given = tensors_in((args, kwargs))
         if launches(func, given, result, self._tally.boundary.is_host):
             self._tally.eager(_traits(func)[0], given, kwargs.get("memory_format"))
@@ -176,6 +181,7 @@ def observe(step: Callable[[], Any], boundary: Boundary) -> Observed:
         copies=tuple(tally.copies),
         needless=tuple(tally.needless),
         sites=tally.sites,
+        pool_use=tally.pool_watch.use(),
     )
 
 

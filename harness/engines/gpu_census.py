@@ -24,6 +24,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from harness.engines.census import Boundary, Census, Tally, watching_launches
+from harness.engines.gpu_pools import watching_pools
 from harness.engines.observed import Observed, ObservedCopy, Place
 
 #: Names of the CUDA and HIP runtimes; both appear in their own spelling.
@@ -61,7 +62,12 @@ def observe_gpu(step: Callable[[], Any], boundary: Boundary) -> Observed:
     """Run `step` once under the profiler and count what the device did. `step` returns a `StepResult`."""
     tally = Tally(boundary)
     torch.cuda.synchronize()
-    with watching_launches(boundary.graph_class, tally.launch), Census(tally), _profiled() as profiler:
+    with (
+        watching_pools(boundary.pools) as pool_use,
+        watching_launches(boundary.graph_class, tally.launch),
+        Census(tally),
+        _profiled() as profiler,
+    ):
         claim = step().claim
         torch.cuda.synchronize()
     trace = read_trace(_events_of(profiler))
@@ -75,6 +81,7 @@ def observe_gpu(step: Callable[[], Any], boundary: Boundary) -> Observed:
         operations=dict(trace.kernels),
         copies=tuple(placed(trace, recorded, tally.outputs)),
         needless=tuple(tally.needless),
+        pool_use=pool_use(),
     )
 
 

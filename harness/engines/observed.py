@@ -36,13 +36,26 @@ class ObservedCopy:
 
 
 @dataclass(frozen=True)
+class PoolUse:
+    """What a step took from the recordings' pools and gave back to them outside every capture, by the allocator's own
+    account. `site` is where it first did, if known.
+    """
+
+    taken: int = 0
+    bytes: int = 0
+    returned: int = 0
+    site: str = ""
+
+
+@dataclass(frozen=True)
 class Observed:
     """One step from outside, with what the engine claims of it.
 
     `launches` are graph launches, `regions` the stretches of eager device work between two of them, `nodes` the nodes
     of the launched graphs. `operations` counts other device work than copies by name, recorded work included; `sites`
     says where each name was first seen. Names are the device's own: operators on a CPU, kernels on a GPU.
-    `needless` are clones of a tensor in the layout that it already has.
+    `needless` are clones of a tensor in the layout that it already has. `pool_use` is None where there is no recording,
+    or the allocator does not tell.
     """
 
     claim: Mapping[str, Any]
@@ -53,6 +66,7 @@ class Observed:
     copies: tuple[ObservedCopy, ...]
     needless: tuple[ObservedCopy, ...] = ()
     sites: Mapping[str, str] = field(default_factory=dict)
+    pool_use: PoolUse | None = None
 
     def landed(self, place: Place) -> tuple[int, int]:
         """How many copies landed there, and their bytes."""

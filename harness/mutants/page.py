@@ -13,6 +13,7 @@ from harness.mutants.kinds import KINDS, NOT_YET
 from harness.mutants.mutant import Mutant
 from harness.mutants.record import Record, Row
 from harness.mutants.runner import State
+from harness.mutants.siblings import SIBLINGS
 
 NOT_RUN = "not run"
 _INTRO = """# Planted faults
@@ -29,7 +30,8 @@ def page(mutants: Mapping[Path, Mutant], records: Sequence[Record]) -> str:
     by_device = {record.device: {row.file: row for row in record.rows} for record in records}
     parts = [_INTRO, *_where(records), "", *_counts(mutants, by_device), "", *_table(mutants, by_device), ""]
     parts += ["## Message and reader", "", *_messages(mutants, by_device), ""]
-    parts += ["## Gate by mutant", "", *_matrix(mutants, by_device), "", "## Not yet", ""]
+    parts += ["## Gate by mutant", "", *_matrix(mutants, by_device), "", "## Siblings", "", *_siblings(), ""]
+    parts += ["## Not yet", ""]
     parts += [f"- {name}: {reason}." for name, reason in NOT_YET.items()]
     return "\n".join(parts) + "\n"
 
@@ -113,6 +115,18 @@ def _matrix(mutants: Mapping[Path, Mutant], by_device: Mapping[str, Mapping[str,
     lines += [f"| {gate} | {judged[gate]} | {', '.join(sorted(failed[gate]))} |" for gate in sorted(failed)]
     idle = sorted(set(judged) - set(failed))
     return [*lines, "", f"Judged and failed by no mutant: {', '.join(idle) or 'none'}."]
+
+
+def _siblings() -> list[str]:
+    """What else can go wrong in the same way, and the check for the whole of it. Tests lie below `suites/`."""
+    lines = [
+        "What else can go wrong in the same way, the check for all of it, and what shows it.",
+        *("", "| kind | faults | check | shown by |", "|---|---|---|---|"),
+    ]
+    for entry in SIBLINGS:
+        shown = ", ".join(f"`{name}`" for name in entry.shown_by) or "nothing"
+        lines.append(f"| {entry.kind} | {_cell(entry.faults)} | {_cell(entry.check)} | {shown} |")
+    return lines
 
 
 def _title(device: str) -> str:

@@ -54,7 +54,8 @@ class AuditProbe:
             return ProbeResult(gates=[not_applicable("audit", reason)])
         gates = [_gate(name, rule, counted) for name, rule in RULES.items()]
         figures = {str(size): _figures(step.replay) for size, step in counted.items()}
-        return ProbeResult(gates=[*gates, _share_gate(context, counted), rearm], counters={"audit": figures})
+        gates += [_pool_gate(counted), _share_gate(context, counted), rearm]
+        return ProbeResult(gates=gates, counters={"audit": figures})
 
 
 def _batches(context: ProbeContext) -> dict[int, StepBatch]:
@@ -101,6 +102,16 @@ def _gate(name: str, rule: Callable[[Audited], list[str]], steps: Mapping[int, A
     message = f"size {size}: {'; '.join(texts)}; {len(found)} of {plural(len(steps), 'audited step')} disagree"
     evidence = {str(size): texts for size, texts in found.items()}
     return judged(name, False, message, measured=float(len(found)), threshold=0.0, where=f"{size}", evidence=evidence)
+
+
+def _pool_gate(steps: Mapping[int, Audited]) -> GateResult:
+    """No step touches the recordings' pool but through its graphs. Values show that only where the block taken is one
+    that a graph uses, and the next model's temporaries are others.
+    """
+    told = {size: step for size, step in steps.items() if step.replay.pool_use is not None}
+    if not told:
+        return not_applicable("audit.pool", "nothing is recorded, or the allocator does not tell what a pool hands out")
+    return _gate("audit.pool", audit_rules.pool, told)
 
 
 def _rearm_gate(context: ProbeContext, batches: Mapping[int, StepBatch]) -> GateResult:

@@ -117,6 +117,21 @@ def operations(step: Audited) -> list[str]:
     return found
 
 
+def pool(step: Audited) -> list[str]:
+    """Between captures the pool is the recordings': what looks free in it, the next replay writes."""
+    found = []
+    for arm, seen in (("R", step.replay), ("C", step.plain)):
+        use = seen.pool_use
+        if use is None or not (use.taken or use.returned):
+            continue
+        site = f", first at {use.site}" if use.site else ""
+        found.append(
+            f"arm {arm} took {plural(use.taken, 'block')} of {use.bytes} bytes from the recordings' pool outside a "
+            f"capture and gave {use.returned} back{site}: what looks free there, the next replay writes (LIFETIME)"
+        )
+    return found
+
+
 def mode(step: Audited) -> list[str]:
     """The mode that the launches show is the one claimed, and the claimed one is the one asked for."""
     claim, counted = step.replay.claim, step.replay.launches

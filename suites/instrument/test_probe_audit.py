@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from atom_impl.device import get_device
 from atom_impl.graphs.recording import Recording, Segment
 from atom_impl.model_engine.model_runner import ModelRunner
 from atom_impl.model_engine.staging import CpuGpuBuffer
 from atom_impl.models.llama import LlamaDecoderLayer
-from atom_impl.utils.region_graph import current_session
+from atom_impl.utils.region_graph import current_session, graph_pool
 from atom_impl.utils.step_ledger import CopyKind, StepRecord
 from harness.cells import Cell
 from harness.engines.atom_impl import AtomImpl, AtomSession
@@ -298,3 +299,55 @@ def test_an_engine_that_nobody_can_count_is_said_to_be_unaudited() -> None:
     result = AuditProbe().run(context_of())
     assert [(g.gate, g.status) for g in result.gates] == [("audit", Status.NOT_APPLICABLE)]
     assert "stays a claim" in result.gates[0].message
+
+
+def test_a_region_that_takes_its_temporaries_from_the_pool_is_named_with_its_line(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Recording._run_region
+
+    def in_the_pool(self: Any, region: Any, record: Any) -> None:
+        with get_device().allocating(graph_pool()):
+            plain(self, region, record)
+
+    monkeypatch.setattr(Recording, "_run_region", in_the_pool)
+    result = audit(0, "TR_HYBRID")
+    assert "audit.pool" in failed(result)
+    message = gate(result, "audit.pool").message
+    assert "arm R took" in message
+    assert "from the recordings' pool outside a capture" in message
+    assert ".py:" in message
+    assert "arm C" not in message
+
+
+@pytest.mark.parametrize("mode", ["TR_HYBRID", "FULL"])
+def test_a_plain_step_that_takes_a_block_of_the_pool_is_named_too(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    plain = LlamaDecoderLayer.forward
+
+    def forward(self: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if current_session() is None:
+            with get_device().allocating(graph_pool()):
+                torch.empty_like(x)
+        return plain(self, x, cos, sin)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    assert "arm C took 2 blocks" in gate(audit(0, mode), "audit.pool").message
+
+
+def test_temporaries_from_ordinary_memory_are_no_use_of_the_pool(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Recording._run_region
+
+    def beside_the_pool(self: Any, region: Any, record: Any) -> None:
+        scratch = torch.empty(1 << 16, device=get_device().torch_device)
+        plain(self, region, record)
+        del scratch
+
+    monkeypatch.setattr(Recording, "_run_region", beside_the_pool)
+    found = gate(audit(0, "TR_HYBRID"), "audit.pool")
+    assert (found.status, found.measured) == (Status.PASS, 0.0)
+
+
+def test_without_a_recording_there_is_no_pool_to_judge(audit: Audit) -> None:
+    assert gate(audit(0, "NONE"), "audit.pool").status is Status.NOT_APPLICABLE

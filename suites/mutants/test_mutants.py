@@ -16,6 +16,7 @@ from harness.mutants.command import Choice, choose, ground_of
 from harness.mutants.kinds import KINDS, NOT_YET
 from harness.mutants.mutant import Mutant, find_mutants
 from harness.mutants.runner import Outcome, State, run_mutant
+from harness.mutants.siblings import SIBLINGS, Sibling
 
 HERE = Path(__file__).resolve().parent
 DOZEN = choose(HERE, Choice(quick=True))
@@ -107,3 +108,22 @@ def test_no_check_knows_a_mutant() -> None:
 def test_every_mutant_has_a_name_of_its_own() -> None:
     mutants: list[Mutant] = list(find_mutants(HERE).values())
     assert len({mutant.name for mutant in mutants}) == len(mutants)
+
+
+def test_every_kind_names_its_siblings_and_every_mutant_is_one_of_them() -> None:
+    assert list(dict.fromkeys(entry.kind for entry in SIBLINGS)) == list(KINDS)
+    shown = {name for entry in SIBLINGS for name in entry.shown_by}
+    assert sorted({path.stem for path in find_mutants(HERE)} - shown) == []
+
+
+@pytest.mark.parametrize("entry", SIBLINGS, ids=lambda entry: f"{entry.kind} {entry.faults[:30]}")
+def test_what_shows_a_sibling_exists_and_is_of_its_kind(entry: Sibling) -> None:
+    kinds = {path.stem: mutant.kind for path, mutant in find_mutants(HERE).items()}
+    assert entry.shown_by or entry.kind in NOT_YET
+    for name in entry.shown_by:
+        if "/" not in name:
+            assert kinds[name] == entry.kind
+            continue
+        file, _, test = name.partition("::")
+        text = (HERE.parent / file).read_text()
+        assert f"def {test}(" in text if test else "def test_" in text

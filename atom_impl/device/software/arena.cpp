@@ -49,6 +49,9 @@ struct Pool {
   size_t peak = 0;
   bool open = false;
   bool logging = false;
+  size_t taken = 0;  // blocks handed out and given back while nothing captures into the pool
+  size_t taken_bytes = 0;
+  size_t returned = 0;
   Streams streams = ONE;
   size_t floor = 0;                      // while forked: above every block held since the fork
   std::map<size_t, size_t> free_blocks;  // offset -> bytes
@@ -107,7 +110,10 @@ void release_block(Pool& pool, void* ptr) {
   pool.live_blocks.erase(live);
   pool.used -= nbytes;
   poison(ptr, nbytes);
-  if (pool.logging) pool.log.push_back({FREE, ptr, nbytes});
+  if (pool.logging)
+    pool.log.push_back({FREE, ptr, nbytes});
+  else
+    ++pool.returned;
   auto block = pool.free_blocks.emplace(offset, nbytes).first;
   auto next = std::next(block);
   if (next != pool.free_blocks.end() && block->first + block->second == next->first) {
@@ -167,7 +173,12 @@ c10::DataPtr take_block(Pool& pool, size_t nbytes) {
   if (offset + rounded > pool.peak) pool.peak = offset + rounded;
   if (offset + rounded > pool.floor) pool.floor = offset + rounded;
   void* ptr = pool.base + offset;
-  if (pool.logging) pool.log.push_back({ALLOC, ptr, nbytes});
+  if (pool.logging) {
+    pool.log.push_back({ALLOC, ptr, nbytes});
+  } else {
+    ++pool.taken;
+    pool.taken_bytes += nbytes;
+  }
   poison(ptr, rounded);
   return {ptr, ptr, &free_any, c10::Device(c10::DeviceType::CPU)};
 }
@@ -280,6 +291,9 @@ void pool_streams(int64_t id, int streams) {
 void* pool_base(int64_t id) { return pools[id]->base; }
 size_t pool_peak(int64_t id) { return pools[id]->peak; }
 size_t pool_used(int64_t id) { return pools[id]->used; }
+size_t pool_taken(int64_t id) { return pools[id]->taken; }
+size_t pool_taken_bytes(int64_t id) { return pools[id]->taken_bytes; }
+size_t pool_returned(int64_t id) { return pools[id]->returned; }
 
 // A capture starts: log from here, and remember every byte that the pool holds.
 int pool_capture_begin(int64_t id) {

@@ -53,6 +53,12 @@ class Pool:
         """Bytes in live blocks now."""
         return int(self._library.pool_used(self.id))
 
+    @property
+    def outside(self) -> tuple[int, int, int]:
+        """Blocks taken, their bytes, and blocks given back while nothing captured into the pool, since it was made."""
+        ask = self._library
+        return ask.pool_taken(self.id), ask.pool_taken_bytes(self.id), ask.pool_returned(self.id)
+
     def holds_address(self, address: int) -> bool:
         return self.base <= address < self.end
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from atom_impl.device.base import Device
+from atom_impl.device.software import SoftwareGraph
 from atom_impl.graphs.recording import Recording, Segment
 from atom_impl.model_loader.parameters import EMBEDDING, LM_HEAD
 from atom_impl.utils.step_ledger import StepRecord
+
+_RECORDED: tuple[type, ...] = (SoftwareGraph, torch.cuda.CUDAGraph)
 
 
 def claim_of(record: StepRecord) -> dict[str, Any]:
@@ -31,6 +34,12 @@ def pools_of(device: Device, recordings: Mapping[int, Recording]) -> dict[str, A
             if name not in homes.setdefault(rows, []):
                 homes[rows].append(name)
     return {"pools": homes, "pool_sizes": {name: device.pool_bytes(handle) for handle, name in names.items()}}
+
+
+def pool_handles(recordings: Iterable[Recording]) -> list[Any]:
+    """The pools of all recorded graphs, each once, as the graphs say. A segment that runs eagerly has none."""
+    graphs = [graph for recording in recordings for graph in recording.graphs()]
+    return list(dict.fromkeys(graph.pool() for graph in graphs if isinstance(graph, _RECORDED)))
 
 
 def step_weight_bytes(weights: Mapping[str, torch.Tensor]) -> int:

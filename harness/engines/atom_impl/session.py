@@ -21,7 +21,7 @@ from atom_impl.utils.compilation_counter import compilation_counter
 from atom_impl.utils.region_graph import reset_graph_pool
 from atom_impl.utils.step_ledger import Fallback
 from harness.engines.anatomy import Anatomy, anatomy_of
-from harness.engines.atom_impl.account import claim_of, pools_of, step_weight_bytes
+from harness.engines.atom_impl.account import claim_of, pool_handles, pools_of, step_weight_bytes
 from harness.engines.atom_impl.artefacts import code_hashes, sha, weight_hash
 from harness.engines.atom_impl.build import Build, reference_runner
 from harness.engines.base import (
@@ -124,6 +124,7 @@ class AtomSession(EngineSession):
             body_of=body_of,
             is_host=lambda tensor: is_host(tensor.untyped_storage()) or (on_gpu and not tensor.is_cuda),
             outputs=list(self._runner.outputs()),
+            pools=pool_handles(recordings_of(self._runner).values()),
         )
         count = observe_gpu if on_gpu else observe
         return count(lambda: self.step(batch, arm, rows=rows), boundary)

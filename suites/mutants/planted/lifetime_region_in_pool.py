@@ -16,7 +16,7 @@ def in_the_pool(run: Any, self: Any, region: Any, record: Any) -> None:
 
 
 def beside_the_pool(run: Any, self: Any, region: Any, record: Any) -> None:
-    scratch = torch.empty(1 << 16)
+    scratch = torch.empty(1 << 16, device=get_device().torch_device)
     run(self, region, record)
     del scratch
 
@@ -26,8 +26,8 @@ MUTANT = Mutant(
     variant="region allocates in the pool",
     changes="the temporaries of an eager region come from the pool in the middle of a replay",
     control_is="temporaries from ordinary memory.",
-    caught_by=("G1", "G1.first", "crashed in replay"),
-    says="Bucket, step and row, and that the row is NaN as free blocks of the pool are: LIFETIME.",
+    caught_by=("audit.pool", "G1", "G1.first", "crashed in replay"),
+    says="Bucket, the blocks and bytes that were taken from the pool outside a capture, and the first line: LIFETIME.",
     plant=lambda: wrap(Recording, "_run_region", in_the_pool),
     control=lambda: wrap(Recording, "_run_region", beside_the_pool),
     mode="TR_HYBRID",
