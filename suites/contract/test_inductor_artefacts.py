@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-from atom_impl.compilation import compiler_manager
 from atom_impl.compilation.artefact_store import MANIFEST
 from atom_impl.utils.compilation_counter import compilation_counter
 from suites.contract.toy_pieces import toy, toy_batch, toy_config
@@ -234,19 +233,3 @@ def test_level_2_compiles_once_and_its_second_start_compiles_nothing(tmp_path: P
                 batch = toy_batch(rows, seed=rows)
                 torch.testing.assert_close(model(*batch), model.forward(*batch))
         assert config.compilation_config.generated_kernels["whole model"] > 1
-
-
-def test_the_adaptor_for_older_torch_is_cold_once_and_warm_afterwards(
-    cold: Cold, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiler_manager, "has_standalone_compile", lambda: False)
-    with compilation_counter.expect(num_inductor_compiles=DISTINCT, num_compiled_artifacts_saved=DISTINCT):
-        first = run_toy(tmp_path / "old")
-    with compilation_counter.expect(num_inductor_compiles=0, num_cache_hits=DISTINCT, cache_misses=0):
-        assert same_bits(run_toy(tmp_path / "old", first=1), first)
-    for rows, output in first.items():
-        torch.testing.assert_close(output, cold.outputs[rows])
-    for entry in (tmp_path / "old").rglob("fxgraph/*/*/*"):
-        entry.write_bytes(entry.read_bytes()[:-7])
-    with compilation_counter.expect(**{"num_inductor_compiles": DISTINCT, "cache_misses.corrupt": DISTINCT}):
-        run_toy(tmp_path / "old")
