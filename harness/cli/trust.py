@@ -39,8 +39,7 @@ def selftest(
     """Count the instrument's own false alarms and misses, with exact bounds."""
     from harness.selftest.command import run_selftest
 
-    filters = Filters(level=[0], mode=["NONE", "FULL"], workload=["decode"], model=model or [])
-    order = Order("tiny", filters, device, results, True, command_line())
+    order = Order("selftest", Filters(model=model or []), device, results, True, command_line())
     if not run_selftest(ready(order), results, full=full, say=say):
         raise errors.HarnessFault("the self-test found a false alarm or a miss, see the lines marked ✗")
 

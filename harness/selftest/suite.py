@@ -27,8 +27,9 @@ from harness.comparison.pairs import BASELINE, CANDIDATE
 from harness.comparison.sides import AS_IT_STANDS, Side, make_side
 from harness.errors import HarnessFault
 from harness.job import UnitSpec
-from harness.plan import SERVING, Plan, Unit
+from harness.plan import SERVING, Plan, Unit, kind_of
 from harness.selftest.engine import FAULT_VARIABLE
+from harness.selftest.faults import SLOWER_BY
 from harness.selftest.journal import Journal, Trials, Verdicts
 from harness.selftest.simulation import NOISES, World, simulate
 from harness.selftest.trials import Trial, TrialOrder
@@ -110,10 +111,9 @@ class SelfTest:
             counted.append(Line(SAME_LINE, same[FAIL], same.total(), "none", _spread(same)))
         if slower := self.journal.outcomes(SLOWER):
             missed = slower[Outcome.PASS.value] + slower[Outcome.FASTER.value]
-            counted.append(Line("a step 5 % slower: verdict PASS", missed, slower.total(), "none"))
-            counted.append(
-                Line("a step 5 % slower: verdict FAIL", slower[FAIL], slower.total(), "report", _spread(slower))
-            )
+            name = f"a step {100 * SLOWER_BY[kind_of(self.plan.device)]:.0f} % slower: verdict"
+            counted.append(Line(f"{name} PASS", missed, slower.total(), "none"))
+            counted.append(Line(f"{name} FAIL", slower[FAIL], slower.total(), "report", _spread(slower)))
         return counted
 
     def _round(self) -> bool:
@@ -194,7 +194,7 @@ class SelfTest:
         return dataclasses.replace(side, variables=tuple(variables.items()))
 
     def _graph_unit(self) -> Unit:
-        return next(unit for unit in self.plan.units if unit.lane == SERVING and unit.cell["mode"] != "NONE")
+        return next(unit for unit in self.plan.units if unit.lane == SERVING and unit.cell["mode"] == "FULL")
 
 
 def _probed_line(fault: str, trials: Sequence[Sequence[str]]) -> Line:
