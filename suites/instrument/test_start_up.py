@@ -5,6 +5,7 @@ The benchmark of starts judges counts exactly, pairs within a round, and says wh
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pytest
@@ -123,3 +124,19 @@ def test_a_real_start_in_a_process_of_its_own_counts_what_it_did() -> None:
 def test_a_start_that_fails_says_how() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)level 0 ended with 1: .*no-such-model"):
         command._run(Start("no-such-model", 0, "NONE", "cpu", "float32", [1], True, 0.0), {})
+
+
+@pytest.mark.parametrize(("within", "rounds"), [(None, 5), (100.0, 1), (249.0, 1), (250.0, 2), (350.0, 3)])
+def test_no_round_is_begun_that_would_not_end_in_time(
+    within: float | None, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first takes 150 s, of which 50 are the pieces by themselves, and each later one 100 s."""
+    clock = [0.0]
+
+    def taken(options: argparse.Namespace, number: int) -> Round:
+        clock[0] += 100.0 if number else 150.0
+        return {"3 each": start(50.0)} if number == 0 else {"0": start(10.0)}
+
+    monkeypatch.setattr(command, "_round", taken)
+    monkeypatch.setattr("tools.start_up.__main__.time.monotonic", lambda: clock[0])
+    assert len(command._rounds(argparse.Namespace(rounds=5, each_rounds=1, within=within))) == rounds

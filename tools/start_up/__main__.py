@@ -28,10 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.child:
         return _be_a_child(options.child)
-    rounds = []
-    for number in range(options.rounds):
-        rounds.append(_round(options, number))
-        _tell(number, rounds[-1])
+    rounds = _rounds(options)
     dispatch = None if options.no_dispatch else _run(_start(options, 2), {}, kind="dispatch")
     record = _record(options, rounds, dispatch)
     for claim in record["claims"]:
@@ -53,10 +50,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ladder", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=5, help="pairs of fresh processes (default: 5)")
     parser.add_argument("--each-rounds", type=int, default=1, help="rounds that also compile each piece by itself")
+    parser.add_argument("--within", type=float, help="seconds; a round that would not end in time is not begun")
     parser.add_argument("--no-dispatch", action="store_true", help="leave the cost of a call out")
     parser.add_argument("--out", type=Path, help="the record to write")
     parser.add_argument(CHILD, help=argparse.SUPPRESS)
     return parser
+
+
+def _rounds(options: argparse.Namespace) -> list[Round]:
+    """At least one round; no further one that would end after `--within`, if it takes what the last one took."""
+    begun = time.monotonic()
+    rounds: list[Round] = []
+    for number in range(options.rounds):
+        started = time.monotonic()
+        rounds.append(_round(options, number))
+        _tell(number, rounds[-1])
+        now = time.monotonic()
+        apart = rounds[-1]["3 each"]["whole_s"] if number + 1 == options.each_rounds and "3 each" in rounds[-1] else 0.0
+        if options.within is not None and now - begun + (now - started - apart) > options.within:
+            print(f"{len(rounds)} of {options.rounds} rounds fit into {options.within:g} s", flush=True)
+            break
+    return rounds
 
 
 def _round(options: argparse.Namespace, number: int) -> Round:
