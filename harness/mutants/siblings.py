@@ -160,7 +160,7 @@ SIBLINGS = (
     Sibling(
         "CONTRACT",
         "an operator's schema, fake or strides that its body does not keep",
-        "every call is compared with the promise: G3, and the compiled call's own checks",
+        "the compiled call checks sizes and strides against the promise; G3 sees what was not written",
         ("contract_fake_strides", "contract_undeclared_write"),
     ),
     Sibling(

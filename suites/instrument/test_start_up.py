@@ -6,7 +6,6 @@ The benchmark of starts judges counts exactly, pairs within a round, and says wh
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
 import pytest
@@ -139,5 +138,5 @@ def test_no_round_is_begun_that_would_not_end_in_time(
         return {"3 each": start(50.0)} if number == 0 else {"0": start(10.0)}
 
     monkeypatch.setattr(command, "_round", taken)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("tools.start_up.__main__.time.monotonic", lambda: clock[0])
     assert len(command._rounds(argparse.Namespace(rounds=5, each_rounds=1, within=within))) == rounds
