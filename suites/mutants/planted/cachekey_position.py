@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from atom_impl.compilation import compiler_manager
-from atom_impl.utils import backends
 from harness.mutants import Mutant, wrap
 
 pieces = count()
@@ -32,7 +31,7 @@ MUTANT = Mutant(
     says="The dtypes that do not fit, the piece, and that its code came from the compile cache: another's.",
     plant=lambda: (
         wrap(compiler_manager, "piece_fingerprint", by_position),
-        wrap(backends, "local_cache_dir", one_directory),
+        wrap(compiler_manager, "local_cache_dir", one_directory),
     ),
     control=lambda: wrap(compiler_manager, "piece_fingerprint", salted),
     level=3,
