@@ -7,6 +7,7 @@ same command goes on from there as long as neither the code nor the mutant has c
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,19 @@ def row_of(path: Path, outcome: Outcome, key: str) -> Row:
         variant=mutant.variant,
         state=outcome.state,
         gate=finding.name if finding else "",
-        message=finding.message if finding else "",
+        message=_anywhere(finding.message) if finding else "",
         others=list(outcome.others),
-        control=f"{alarm.name}: {alarm.message}" if alarm else "",
+        control=f"{alarm.name}: {_anywhere(alarm.message)}" if alarm else "",
         seconds=outcome.seconds,
         gates=dict(sorted(outcome.gates.items())),
         simulated=mutant.simulated,
         key=key,
     )
+
+
+def _anywhere(message: str) -> str:
+    """Paths below the checkout's root: a record may be kept, and names no folder of a machine."""
+    return message.replace(f"{CHECKOUT}{os.sep}", "")
 
 
 def outcome_of(row: Row, mutant: Mutant) -> Outcome:

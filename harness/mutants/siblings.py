@@ -85,7 +85,7 @@ SIBLINGS = (
         "LIFETIME",
         "anything of the pool that a recording holds, so that no other bucket can use it",
         "closed.pool: the pool holds little more than its largest bucket",
-        ("lifetime_strong", "correctness/test_region_graph.py::test_the_pool_costs_what_the_largest_bucket_costs"),
+        ("lifetime_strong", "correctness/test_bucket_pool.py::test_the_pool_costs_what_the_largest_bucket_costs"),
     ),
     Sibling(
         "PADDING",
@@ -143,7 +143,7 @@ SIBLINGS = (
         "CACHEKEY",
         "a key that never repeats",
         "closed.compiles: no more compiles than distinct pieces, and none in a second process",
-        ("cachekey_counter", "contract/test_cache.py::test_a_second_process_compiles_nothing"),
+        ("cachekey_counter", "contract/test_compiler_manager.py::test_a_second_process_compiles_nothing"),
     ),
     Sibling(
         "SPECIALISE",

@@ -291,4 +291,5 @@ def test_a_second_process_with_corrected_mutates_args_compiles_again_and_is_righ
                 for name, n in counts.items()
                 if name.startswith("cache_misses.") and n
             }
-            assert misses == {"absent": 1}
+            # torch 2.11 compiles the sum for sizes up to 4096 alone: such code is not kept, and that is counted
+            assert misses in ({"absent": 1}, {"absent": 1, "specialised": 1})

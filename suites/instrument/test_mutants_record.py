@@ -13,8 +13,8 @@ from harness.mutants import Mutant, command
 from harness.mutants.command import Choice, MutantsRun, choose
 from harness.mutants.findings import Finding
 from harness.mutants.page import page
-from harness.mutants.record import RECORD, Record, Row, kept_records, merged, read_record, rows_in, write_record
-from harness.mutants.runner import Ground, Outcome, State
+from harness.mutants.record import RECORD, Record, Row, kept_records, merged, read_record, row_of, rows_in, write_record
+from harness.mutants.runner import CHECKOUT, Ground, Outcome, State
 from harness.report.planted import planted_faults
 
 FILE = """
@@ -167,3 +167,22 @@ def test_a_report_shows_the_kept_table_and_says_so_where_there_is_none(tmp_path:
     assert "1 of 1 planted faults of 1 kinds caught" in found.notes[0]
     (tmp_path / "records/cpu" / RECORD).write_text("{")
     assert "cannot be read" in planted_faults(tmp_path).notes[0]
+
+
+def test_a_row_names_files_by_their_place_in_the_checkout(tmp_path: Path) -> None:
+    """A crash's message held the folder that the table happened to be made in."""
+    said = f'crashed at "{CHECKOUT}/suites/mutants/planted/one.py", line 3'
+    mutant = Mutant(
+        kind="STALE",
+        variant="one",
+        changes="-",
+        control_is="-.",
+        caught_by=("G1",),
+        says="A row.",
+        plant=lambda: None,
+        control=lambda: None,
+    )
+    outcome = Outcome(mutant, State.ALARM, Finding("crashed in capture", said), (), Finding("G1", said), 1.0)
+    kept = row_of(tmp_path / "one.py", outcome, "key")
+    assert kept.message == 'crashed at "suites/mutants/planted/one.py", line 3'
+    assert kept.control == f"G1: {kept.message}"

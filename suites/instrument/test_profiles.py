@@ -50,7 +50,7 @@ def test_a_profile_that_leaves_g1_nothing_to_compare_is_refused(tmp_path: Path) 
 
 
 def test_an_unknown_profile_lists_those_that_exist() -> None:
-    with pytest.raises(UsageError, match=r"unknown profile 'quik'; choose from .*quick, real, release, tiny"):
+    with pytest.raises(UsageError, match=r"unknown profile 'quik'; choose from .*quick, real, release, selftest, tiny"):
         load_profile("quik")
     assert {"quick", "tiny"} <= set(available())
 

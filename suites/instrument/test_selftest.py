@@ -134,7 +134,7 @@ class Outcomes(SelfTest):
 
 
 def outcomes(path: Path, ends: list[list[Outcome]], effort: Effort, key: str = "k") -> Outcomes:
-    plan: Any = SimpleNamespace()
+    plan: Any = SimpleNamespace(device="cpu")
     test = Outcomes(plan, effort, Path(), Path(), lambda text: None, Journal(path / "journal.jsonl", key, "2026"))
     test.ends = iter(ends)
     return test
