@@ -6,15 +6,19 @@ the slow hour. Here every commit is timed in fresh pairs against the good end, i
 
 from __future__ import annotations
 
+import math
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from harness.errors import FAILED, INCOMPLETE, PASS, IncompleteError, UsageError
-from harness.records import Fate
+from harness.records import Fate, Status
 from harness.store import RunData
+
+#: How the gates of a comparison's items begin.
+COMPARED = "latency.compare."
 
 
 class State(Enum):
@@ -85,6 +89,35 @@ def outcome_of(commit: str, run: RunData) -> Outcome:
     if verdict.exit_code == PASS or fates <= {Fate.MEASURED, Fate.FASTER, Fate.WAIVED}:
         return Outcome(commit, State.GOOD, verdict.title)
     return Outcome(commit, State.UNKNOWN, reason)
+
+
+def intervals(run: RunData, *statuses: Status) -> dict[str, tuple[float, float]]:
+    """The interval of the log-ratio of each compared item whose gate has one of `statuses`, by cell and gate."""
+    return {
+        f"{lane.cell} {gate.gate}": (gate.evidence["low"], gate.evidence["high"])
+        for lane in run.lanes
+        for gate in lane.gates
+        if gate.gate.startswith(COMPARED) and gate.status in statuses and "high" in gate.evidence
+    }
+
+
+def without_the_step(outcome: Outcome, run: RunData, sought: Mapping[str, tuple[float, float]]) -> Outcome:
+    """An inconclusive commit is good if every item of `sought`, the bad end's slower ones, excludes its step.
+
+    Whether a commit keeps to a budget of 2 % can be open where a step of 10 % is out of the question.
+    """
+    verdict = run.verdict
+    if outcome.state is not State.UNKNOWN or verdict is None or not sought:
+        return outcome
+    if not {cell.fate for cell in verdict.cells} <= {Fate.INCONCLUSIVE, Fate.MEASURED, Fate.FASTER, Fate.WAIVED}:
+        return outcome
+    found = intervals(run, *Status)
+    if any(item not in found or found[item][1] >= low for item, (low, _) in sought.items()):
+        return outcome
+    nearest = min(sought, key=lambda item: sought[item][0] - found[item][1])
+    most, least = (100 * math.expm1(value) for value in (found[nearest][1], sought[nearest][0]))
+    reason = f"the step that is sought is at least {least:+.2f} % in {nearest}, and here it is at most {most:+.2f} %"
+    return Outcome(outcome.commit, State.GOOD, reason)
 
 
 def lines(found: Found) -> tuple[int, list[str]]:

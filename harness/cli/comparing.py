@@ -57,15 +57,19 @@ def bisect(
     from harness import bisect as search
     from harness.comparison.compare import compare_and_report
     from harness.comparison.sides import Revisions
+    from harness.records import Status
     from harness.signoff import CHECKOUT
 
     order = Order(wanted.profile, wanted.filters(), wanted.device, wanted.results, True, command_line())
     commits = search.commits_between(CHECKOUT, good, bad)
     plan = ready(order)
+    sought: dict[str, tuple[float, float]] = {}  # what the bad end, which is judged first, is slower in
 
     def judge(commit: str) -> search.Outcome:
         data, _ = compare_and_report(order, plan, Revisions(good, commit), say)
-        outcome = search.outcome_of(commit, data)
+        outcome = search.without_the_step(search.outcome_of(commit, data), data, sought)
+        if not sought:
+            sought.update(search.intervals(data, Status.FAIL))
         say(f"{outcome.state.value}: {commit[:12]}: {outcome.reason}")
         return outcome
 

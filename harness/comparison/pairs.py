@@ -148,7 +148,9 @@ def abba(quads: int, seed: str) -> list[str]:
 
 
 def log_ratio(order: Sequence[str], blocks_us: Sequence[Sequence[float]]) -> float:
-    """Candidate over baseline: the mean over quads of the difference between the mean logs of block medians.
+    """Candidate over baseline: the median over quads of the difference between the mean logs of block medians.
+
+    Each quad is free of drift; the median is free of the quads in which something else ran, which a mean is not.
 
     Raises ValueError for a block without samples, or with one that is not a positive number.
     """
@@ -161,7 +163,7 @@ def log_ratio(order: Sequence[str], blocks_us: Sequence[Sequence[float]]) -> flo
                 raise ValueError(f"a block's median is {median} us: a step takes some time, so the clock is wrong")
             logs[key].append(math.log(median))
         ratios.append(statistics.fmean(logs[CANDIDATE]) - statistics.fmean(logs[BASELINE]))
-    return statistics.fmean(ratios)
+    return statistics.median(ratios)
 
 
 def _quads(order: Sequence[str], blocks_us: Sequence[Sequence[float]]) -> Iterator[list[tuple[str, Sequence[float]]]]:

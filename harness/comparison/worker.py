@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from harness.comparison.messages import (
     Reply,
     Timed,
 )
+from harness.comparison.settling import settle
 from harness.comparison.sides import ENGINE_PACKAGE
 from harness.job import Job
 from harness.plan import Unit, kind_of
@@ -41,6 +43,8 @@ from harness.timing.conditions import timed_blocks, watch_for
 from harness.worker import UnitRun, die_with
 
 Clock = Callable[[], int]
+#: Steps of a block of the warm-up, at least.
+WARM_UP_BLOCK = 5
 #: How often one block may be timed again.
 MOST_AGAIN = 2
 #: What an engine that lacks a name of the adaptor's raises while it is imported.
@@ -78,7 +82,7 @@ class LiveCell:
         gc.collect()
         gc.freeze()  # what lives as long as the cell is not walked again between blocks: it took longer than they did
         for bucket in self._batches:
-            self.time(bucket, max(1, warmup_steps))
+            settle(partial(self._block, bucket, max(WARM_UP_BLOCK, warmup_steps)))
         refused = "" if self._timer.ok else f"nothing is timed here: {self._timer}"
         return Opened(self.phase, list(self._batches), plain(self.session.artefacts()), refused)
 

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 import harness
-from harness.comparison.sides import Side
+from harness.comparison.sides import THREADS, Side
 from harness.execution.output import WorkerOutput
 from harness.execution.slots import Slot, bind
 from harness.execution.watchdog import kill_tree
@@ -153,11 +153,6 @@ def how_it_ended(exit_code: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The caller's environment; the worker must import this same checkout, wherever the command was given.
-
-    Threads that wait for each other by spinning take a core that somebody needs: on a busy machine of two cores one
-    step took ten seconds. Here they spin for some microseconds and then sleep, unless the caller said otherwise; to
-    sleep at once (OMP_WAIT_POLICY=PASSIVE) made a quiet machine's step half as slow again.
-    """
+    """The caller's environment; the worker must import this same checkout, wherever the command was given."""
     paths = [str(_CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"GOMP_SPINCOUNT": "20000", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**THREADS, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.bisect import Outcome, State, commits_between, first_bad, lines, outcome_of
+from harness.bisect import Outcome, State, commits_between, first_bad, intervals, lines, outcome_of, without_the_step
 from harness.errors import FAILED, INCOMPLETE, IncompleteError, UsageError
-from harness.records import CellVerdict, Fate
+from harness.records import CellVerdict, Fate, GateResult, Status
 from harness.store import RunData
 from suites.instrument.spine import fake_environment, harness
 from suites.instrument.stored_nights import lane, make_commits, store
@@ -84,6 +84,48 @@ def test_only_slower_is_bad_and_only_measured_or_faster_is_good(
     outcome = outcome_of("c" * 40, compared(tmp_path, fate, code))
     assert outcome.state is state
     assert outcome.reason
+
+
+def inconclusive(results: Path, high: float, fate: Fate = Fate.INCONCLUSIVE, status: str = "inconclusive") -> RunData:
+    run = compared(results, fate, 3)
+    gate = GateResult(
+        gate="latency.compare.2", status=Status(status), message="-", evidence={"low": -0.02, "high": high}
+    )
+    return RunData(run.header, [msgspec.structs.replace(run.lanes[0], gates=[gate])], run.verdict)
+
+
+SOUGHT = {"level=3,mode=FULL,ladder=1-2-4 latency.compare.2": (0.08, 0.17)}
+
+
+@pytest.mark.parametrize(
+    ("high", "sought", "state"),
+    [
+        (0.03, SOUGHT, State.GOOD),
+        (0.09, SOUGHT, State.UNKNOWN),
+        (0.03, {}, State.UNKNOWN),
+        (0.03, {**SOUGHT, "another latency.compare.1": (0.5, 0.6)}, State.UNKNOWN),
+    ],
+    ids=["excluded", "not excluded", "nothing sought", "one item not measured"],
+)
+def test_a_commit_that_straddles_the_budget_is_good_where_the_step_that_is_sought_is_out_of_the_question(
+    high: float, sought: dict[str, tuple[float, float]], state: State, tmp_path: Path
+) -> None:
+    """A bisect for 12 % ended between two commits, since 3 % could not be excluded in one that was within 0.3 %."""
+    run = inconclusive(tmp_path, high)
+    outcome = without_the_step(outcome_of("c" * 40, run), run, sought)
+    assert outcome.state is state
+    assert ("at most +3.05 %" in outcome.reason) is (state is State.GOOD)
+
+
+def test_a_commit_that_crashed_is_not_good_because_its_step_is_small(tmp_path: Path) -> None:
+    run = inconclusive(tmp_path, 0.0, fate=Fate.CRASHED)
+    assert without_the_step(outcome_of("c" * 40, run), run, SOUGHT).state is State.UNKNOWN
+
+
+def test_what_is_sought_is_what_the_bad_end_failed_in(tmp_path: Path) -> None:
+    assert intervals(inconclusive(tmp_path / "a", 0.1), Status.FAIL) == {}
+    failed = inconclusive(tmp_path / "b", 0.1, Fate.SLOWER, "fail")
+    assert intervals(failed, Status.FAIL) == {next(iter(SOUGHT)): (-0.02, 0.1)}
 
 
 def test_commits_are_those_after_the_good_one_oldest_first(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.comparison.pairs import abba, log_ratio
+from harness.comparison.settling import MOST_BLOCKS, settle
 from harness.comparison.sides import AS_IT_STANDS, make_side, same_code, what_changed
 from harness.errors import UsageError
 from harness.records import Fate
@@ -182,6 +183,22 @@ def test_the_ratio_of_a_factor_is_its_logarithm(factor: float, quads: list[float
     order = abba(len(quads), "seed")
     flat = [[quads[i // 4] * (factor if key == "B" else 1)] * 3 for i, key in enumerate(order)]
     assert log_ratio(order, flat) == pytest.approx(math.log(factor), abs=1e-9)
+
+
+def test_a_quad_in_which_something_else_ran_does_not_move_the_ratio() -> None:
+    """Three blocks of 1600 us beside 750 made identical code 20 % faster."""
+    order = list("ABBA") * 8
+    blocks = [[750.0]] * len(order)
+    for spoilt in (0, 3, 4):
+        blocks[spoilt] = [1600.0]
+    assert log_ratio(order, blocks) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_warm_up_ends_once_a_step_gets_no_faster_and_in_any_case() -> None:
+    falling = iter([[2000.0], [900.0], [800.0], [760.0], [750.0], [751.0], [749.0], [752.0]])
+    assert settle(lambda: next(falling)) == 7
+    ever = iter(range(1000, 0, -30))
+    assert settle(lambda: [float(next(ever))]) == MOST_BLOCKS
 
 
 def test_each_quad_holds_both_sides_twice_and_both_orders_occur() -> None:
