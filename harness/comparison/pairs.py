@@ -96,12 +96,17 @@ class ProcessPair:
         return self.opened, both
 
     def measure(self, unit: Unit, bucket: int) -> PairRecord:
-        """All blocks of one bucket of the opened cell."""
+        """All blocks of one bucket of the opened cell. For each quad that was spoilt another one is timed, once."""
         plan, item = self.profile.comparison, item_of(unit, bucket)
-        order = abba(plan.quads, f"{self.profile.numerics.seed} {item} {self.number} {self.again}")
+        wanted = abba(2 * plan.quads, f"{self.profile.numerics.seed} {item} {self.number} {self.again}")
         started = datetime.now(UTC).isoformat(timespec="seconds")
-        replies = [self._block(key, bucket, plan.block_steps) for key in order]
-        blocks = [reply.samples_us for reply in replies]
+        order: list[str] = []
+        replies: list[Timed] = []
+        while len(order) < len(wanted) and len(order) // 4 - len(spoilt(order, _samples(replies))) < plan.quads:
+            quad = wanted[len(order) : len(order) + 4]
+            replies += [self._block(key, bucket, plan.block_steps) for key in quad]
+            order += quad
+        blocks = _samples(replies)
         assert self.opened is not None
         return PairRecord(
             cell=unit.cell.id,
@@ -113,7 +118,7 @@ class ProcessPair:
             log_ratio=log_ratio(order, blocks),
             started=started,
             load_1min=round(os.getloadavg()[0], 2),
-            timed_again=dict(Counter(why for reply in replies for why in reply.again)),
+            timed_again=_again(replies, len(order) // 4 - plan.quads),
             disturbed=dict(Counter(why for reply in replies for why in reply.kept)),
             phase=self.opened.phase,
             artefacts=self.opened.artefacts,
@@ -147,10 +152,27 @@ def abba(quads: int, seed: str) -> list[str]:
     return [key for _ in range(quads) for key in chooser.choice(("ABBA", "BAAB"))]
 
 
+#: A block this much slower than the faster quarter of its side's was not alone on the machine.
+SPOILT = 1.3
+SPOILT_QUAD = "a quad with a block that took a third longer than others of its side"
+
+
+def spoilt(order: Sequence[str], blocks_us: Sequence[Sequence[float]]) -> list[int]:
+    """The quads with a block during which something else had the core, told by the other blocks of the same process.
+
+    A change of the code is in all blocks of a side, and spoils none.
+    """
+    medians = [statistics.median(finite(block, "block sample").tolist()) for block in blocks_us]
+    usual = {side: _lower_quarter([m for key, m in zip(order, medians, strict=True) if key == side]) for side in order}
+    slow = [median > SPOILT * usual[key] for key, median in zip(order, medians, strict=True)]
+    return [start // 4 for start in range(0, len(slow), 4) if any(slow[start : start + 4])]
+
+
 def log_ratio(order: Sequence[str], blocks_us: Sequence[Sequence[float]]) -> float:
     """Candidate over baseline: the median over quads of the difference between the mean logs of block medians.
 
-    Each quad is free of drift; the median is free of the quads in which something else ran, which a mean is not.
+    Each quad is free of drift. Spoilt ones are left out unless they are the greater part, and the median bears what
+    little else ran; a mean did not.
 
     Raises ValueError for a block without samples, or with one that is not a positive number.
     """
@@ -163,7 +185,23 @@ def log_ratio(order: Sequence[str], blocks_us: Sequence[Sequence[float]]) -> flo
                 raise ValueError(f"a block's median is {median} us: a step takes some time, so the clock is wrong")
             logs[key].append(math.log(median))
         ratios.append(statistics.fmean(logs[CANDIDATE]) - statistics.fmean(logs[BASELINE]))
-    return statistics.median(ratios)
+    left_out = set(spoilt(order, blocks_us))
+    sound = [ratio for index, ratio in enumerate(ratios) if index not in left_out]
+    return statistics.median(sound if 2 * len(sound) >= len(ratios) else ratios)
+
+
+def _lower_quarter(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]
+
+
+def _samples(replies: Sequence[Timed]) -> list[list[float]]:
+    return [reply.samples_us for reply in replies]
+
+
+def _again(replies: Sequence[Timed], more_quads: int) -> dict[str, int]:
+    """What was timed again, by what disturbed it."""
+    found = Counter(why for reply in replies for why in reply.again)
+    return {**found, **({SPOILT_QUAD: more_quads} if more_quads else {})}
 
 
 def _quads(order: Sequence[str], blocks_us: Sequence[Sequence[float]]) -> Iterator[list[tuple[str, Sequence[float]]]]:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.comparison.pairs import abba, log_ratio
+from harness.comparison.pairs import abba, log_ratio, spoilt
 from harness.comparison.settling import MOST_BLOCKS, settle
 from harness.comparison.sides import AS_IT_STANDS, make_side, same_code, what_changed
 from harness.errors import UsageError
@@ -189,9 +189,25 @@ def test_a_quad_in_which_something_else_ran_does_not_move_the_ratio() -> None:
     """Three blocks of 1600 us beside 750 made identical code 20 % faster."""
     order = list("ABBA") * 8
     blocks = [[750.0]] * len(order)
-    for spoilt in (0, 3, 4):
-        blocks[spoilt] = [1600.0]
+    for index in (0, 3, 4):
+        blocks[index] = [1600.0]
     assert log_ratio(order, blocks) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_half_a_pairs_blocks_on_a_shared_core_spoil_their_quads_and_not_the_ratio() -> None:
+    """One pair of eighteen had four blocks of 5700 us among 2800, and the interval grew to three times its width."""
+    order = list("ABBA") * 4
+    blocks = [[2800.0 if key == "A" else 3080.0] for key in order]
+    for index in (7, 8, 11):
+        blocks[index] = [5700.0]
+    assert spoilt(order, blocks) == [1, 2]
+    assert log_ratio(order, blocks) == pytest.approx(math.log(1.1), abs=1e-12)
+
+
+@given(st.floats(1.0, 3.0))
+def test_a_slower_side_spoils_no_quad(factor: float) -> None:
+    order = abba(8, "seed")
+    assert spoilt(order, [[700.0 * (factor if key == "B" else 1)] for key in order]) == []
 
 
 def test_the_warm_up_ends_once_a_step_gets_no_faster_and_in_any_case() -> None:
