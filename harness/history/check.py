@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from enum import Enum
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Kind(str, Enum):
     NO_FIGURE = "no figure"  # the latest run has none where earlier ones had
     IMPROVEMENT = "improvement"
     CHANGED = "changed environment"
+    MACHINE = "same code, other speed"  # a step between nights of one commit: nothing in the code explains it
     KNOWN = "known"  # a regression that the pinned release holds already
 
 
@@ -160,16 +161,40 @@ def _exact(series: Series, segment: Segment, limits: Limits) -> list[Finding]:
 
 
 def _noisy(series: Series, segment: Segment, limits: Limits, detector: Detector, crowd: Crowd) -> list[Finding]:
-    values = segment.values
+    """Steps, fresh values and drift. Where the machine changed its speed, what follows is judged by itself."""
+    found = _steps_and_fresh(series, segment, limits, detector, crowd)
+    moved = [index for index, finding in found if finding.kind is Kind.MACHINE]
+    if moved:
+        kept = [finding for index, finding in found if index <= moved[-1]]
+        return kept + _noisy(series, Segment(segment.points[moved[-1] :]), limits, detector, crowd)
+    if not any(finding.kind is Kind.REGRESSION for _, finding in found):
+        return [finding for _, finding in found] + _drift(series, segment, limits, crowd)
+    return [finding for _, finding in found]
+
+
+def _steps_and_fresh(
+    series: Series, segment: Segment, limits: Limits, detector: Detector, crowd: Crowd
+) -> list[tuple[int, Finding]]:
+    """Each with the index of the first value that it speaks of."""
     found = [
-        _step(series, segment, step.index, step.before, step.after, limits, step.values_after)
-        for step in steps(values, detector, limits.step, crowd)
+        (step.index, _step(series, segment, step.index, step.before, step.after, limits, step.values_after))
+        for step in steps(segment.values, detector, limits.step, crowd)
     ]
-    if not any(finding.kind in (Kind.REGRESSION, Kind.SUSPECT) for finding in found):
+    if not any(finding.kind in (Kind.REGRESSION, Kind.SUSPECT) for _, finding in found):
         found += _fresh(series, segment, limits, crowd)
-    if not any(finding.kind is Kind.REGRESSION for finding in found):
-        found += _drift(series, segment, limits, crowd)
-    return found
+    return [(index, _told_apart(finding, segment, index)) for index, finding in found]
+
+
+def _told_apart(finding: Finding, segment: Segment, index: int) -> Finding:
+    """The machine's own step, if the commit at `index` was measured before it, as often as confirms a value."""
+    if finding.kind not in (Kind.REGRESSION, Kind.SUSPECT, Kind.IMPROVEMENT):
+        return finding
+    commit = segment.points[index].commit
+    nights = len(list(takewhile(lambda point: point.commit == commit, reversed(segment.points[:index]))))
+    if nights < CONFIRMED:
+        return finding
+    text = f"{finding.message}; the same commit gave the earlier value in {nights} runs, so the machine changed"
+    return replace(finding, kind=Kind.MACHINE, message=text)
 
 
 def _step(
@@ -190,7 +215,7 @@ def _step(
     return _finding(kind, series, segment.points[index], text, _relative(before, after))
 
 
-def _fresh(series: Series, segment: Segment, limits: Limits, crowd: Crowd) -> list[Finding]:
+def _fresh(series: Series, segment: Segment, limits: Limits, crowd: Crowd) -> list[tuple[int, Finding]]:
     """The latest values, as long as each is above the band of those before them all."""
     values = segment.values
     for count in range(min(CONFIRMED + 1, len(values)), 0, -1):
@@ -199,7 +224,7 @@ def _fresh(series: Series, segment: Segment, limits: Limits, crowd: Crowd) -> li
             kind = Kind.REGRESSION if count >= CONFIRMED else Kind.SUSPECT
             level, now = float(np.median(before)), float(np.median(latest))
             text = f"{_change(level, now, series.unit)} in the latest {count if count > 1 else 'value'}"
-            return [_finding(kind, series, segment.points[-count], text, _relative(level, now))]
+            return [(len(values) - count, _finding(kind, series, segment.points[-count], text, _relative(level, now)))]
     return []
 
 
@@ -219,7 +244,9 @@ def _drift(series: Series, segment: Segment, limits: Limits, crowd: Crowd) -> li
         return []
     since = f"the pinned {limits.pinned[:12]}" if pinned else f"{segment.points[max(pin, 0)].commit[:12]}"
     text = f"{100 * grown.relative:+.1f} % since {since} ({grown.test} test, p {grown.p_value:.2g}), a little a commit"
-    return [_finding(Kind.DRIFT, series, segment.points[max(pin, 0)], text, grown.relative)]
+    one_commit = len({point.commit for point in segment.points[max(pin, 0) :]}) == 1
+    kind = Kind.MACHINE if one_commit else Kind.DRIFT
+    return [_finding(kind, series, segment.points[max(pin, 0)], text, grown.relative)]
 
 
 def _pinned_index(segment: Segment, pinned: str) -> int:

@@ -33,13 +33,20 @@ ASV = choose_detector("asv")
 LIMITS = Limits()
 
 
-def series(values: Sequence[float | None], *, exact: bool = False, environments: Sequence[str] = ()) -> Series:
-    """One commit a night: c000, c001, ..."""
+def series(
+    values: Sequence[float | None],
+    *,
+    exact: bool = False,
+    environments: Sequence[str] = (),
+    commits: Sequence[int] = (),
+) -> Series:
+    """One commit a night: c000, c001, ..., or the numbers in `commits`."""
     points = []
     for night, value in enumerate(values):
         started = FIRST_NIGHT + timedelta(days=night)
         torch = environments[night] if environments else "2.13.0"
-        points.append(Point(f"c{night:03}", started, value, {"software.torch": torch}, (night, night)))
+        commit = commits[night] if commits else night
+        points.append(Point(f"c{commit:03}", started, value, {"software.torch": torch}, (night, night)))
     return Series("decode_latency_us", "us", "machine", tuple(points), exact)
 
 
@@ -165,6 +172,39 @@ def test_every_fact_of_the_environment_ends_a_segment_whatever_it_is(fact: str) 
     found = judge(replace(whole, points=tuple(points)), LIMITS, ASV)
     assert [(finding.kind, finding.commit) for finding in found] == [(Kind.CHANGED, "c015")]
     assert f"{fact} a -> b" in found[0].message
+
+
+#: Two fast nights and four slow ones, as a machine gives that others use.
+WANDERED = [3178.0, 3158.0, 3439.0, 3443.0, 3461.0, 3458.0]
+
+
+def test_a_step_between_nights_of_one_commit_is_the_machines() -> None:
+    """Twenty nights of identical code ended in a regression of 9 % at the very commit that had been fast."""
+    found = judge(series(WANDERED, commits=[0] * 6), LIMITS, ASV)
+    assert {finding.kind for finding in found} == {Kind.MACHINE}
+    assert "the same commit gave the earlier value in 2 runs" in found[0].message
+    assert check(history(series(WANDERED, commits=[0] * 6)), LIMITS, ASV, FIRST_NIGHT.date()).exit_code == 0
+
+
+def test_a_step_at_a_commits_first_night_is_the_commits_however_often_it_ran() -> None:
+    slow = noisy([100.0] * 4 + [110.0] * 4, 1)
+    assert judged(slow, commits=[0, 0, 1, 1, 2, 2, 2, 2]) == [(Kind.REGRESSION, "c002")]
+
+
+def test_one_early_value_of_a_commit_does_not_excuse_it() -> None:
+    values = noisy([100.0] * 5 + [110.0] * 4, 2)
+    assert (Kind.REGRESSION, "c004") in judged(values, commits=[0, 1, 2, 3, 4, 4, 4, 4, 4])
+
+
+def test_after_the_machine_moved_the_next_commit_is_held_against_its_new_speed() -> None:
+    moved = noisy([100.0] * 4 + [110.0] * 5, 3)
+    assert [kind for kind, _ in judged(moved, commits=[0, 0, 0, 0, 0, 0, 1, 2, 3])] == [Kind.MACHINE]
+    worse = moved + noisy([125.0] * 3, 4)
+    assert (Kind.REGRESSION, "c004") in judged(worse, commits=[0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6])
+
+
+def test_a_count_that_changes_within_one_commit_is_a_regression_still() -> None:
+    assert judged([7, 7, 7, 8], exact=True, commits=[0] * 4) == [(Kind.REGRESSION, "c000")]
 
 
 def test_an_improvement_is_told_and_does_not_fail() -> None:
