@@ -46,6 +46,10 @@ float32_lane = false
 [timing]
 warmup_steps = 5
 samples = 60
+
+[comparison]
+quads = 8
+block_steps = 10
 """
 
 
