@@ -97,7 +97,6 @@ def _can_be_remade(value: FakeTensor) -> bool:
 
 
 def _share_memory(values: Sequence[Any]) -> bool:
-    """Whether two of the tensors are views of one memory, which a compiler must know."""
-    storages = [id(value) for value in values if isinstance(value, torch.Tensor)]
-    memories = [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
-    return len(set(memories)) != len(set(storages))
+    """Whether two different tensors are views of one memory, which a compiler must know."""
+    tensors = {id(value): value for value in values if isinstance(value, torch.Tensor)}
+    return len({tensor.untyped_storage()._cdata for tensor in tensors.values()}) != len(tensors)

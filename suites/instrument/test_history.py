@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +24,10 @@ from harness.history.changepoints import Crowd, Detector, choose_detector, noise
 from harness.history.check import Kind, Limits, Report, check, judge, lines
 from harness.history.creep import drift
 from harness.history.figures import figures_of
-from harness.history.series import History, Point, Series, environment_of, history_of_asv, history_of_records
+from harness.history.series import History, environment_of, history_of_asv, history_of_records
 from harness.records import LaneRecord
+from suites.instrument.history_series import ASV, FIRST_NIGHT, LIMITS, history, judged, noisy, series
 from suites.instrument.stored_nights import lane, make_commits, store
-
-FIRST_NIGHT = datetime(2026, 11, 1, 2, tzinfo=UTC)
-ASV = choose_detector("asv")
-LIMITS = Limits()
-
-
-def series(
-    values: Sequence[float | None],
-    *,
-    exact: bool = False,
-    environments: Sequence[str] = (),
-    commits: Sequence[int] = (),
-) -> Series:
-    """One commit a night: c000, c001, ..., or the numbers in `commits`."""
-    points = []
-    for night, value in enumerate(values):
-        started = FIRST_NIGHT + timedelta(days=night)
-        torch = environments[night] if environments else "2.13.0"
-        commit = commits[night] if commits else night
-        points.append(Point(f"c{commit:03}", started, value, {"software.torch": torch}, (night, night)))
-    return Series("decode_latency_us", "us", "machine", tuple(points), exact)
-
-
-def noisy(levels: Sequence[float], seed: int, spread: float = 0.01) -> list[float]:
-    chance = random.Random(seed)
-    return [level * (1 + chance.gauss(0, spread)) for level in levels]
-
-
-def history(*all_series: Series) -> History:
-    starts = [point.started for one in all_series for point in one.points]
-    return History(all_series, tuple(starts))
-
-
-def judged(values: Sequence[float | None], limits: Limits = LIMITS, **more: Any) -> list[tuple[Kind, str]]:
-    return [(finding.kind, finding.commit) for finding in judge(series(values, **more), limits, ASV)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -172,39 +138,6 @@ def test_every_fact_of_the_environment_ends_a_segment_whatever_it_is(fact: str) 
     found = judge(replace(whole, points=tuple(points)), LIMITS, ASV)
     assert [(finding.kind, finding.commit) for finding in found] == [(Kind.CHANGED, "c015")]
     assert f"{fact} a -> b" in found[0].message
-
-
-#: Two fast nights and four slow ones, as a machine gives that others use.
-WANDERED = [3178.0, 3158.0, 3439.0, 3443.0, 3461.0, 3458.0]
-
-
-def test_a_step_between_nights_of_one_commit_is_the_machines() -> None:
-    """Twenty nights of identical code ended in a regression of 9 % at the very commit that had been fast."""
-    found = judge(series(WANDERED, commits=[0] * 6), LIMITS, ASV)
-    assert {finding.kind for finding in found} == {Kind.MACHINE}
-    assert "the same commit gave the earlier value in 2 runs" in found[0].message
-    assert check(history(series(WANDERED, commits=[0] * 6)), LIMITS, ASV, FIRST_NIGHT.date()).exit_code == 0
-
-
-def test_a_step_at_a_commits_first_night_is_the_commits_however_often_it_ran() -> None:
-    slow = noisy([100.0] * 4 + [110.0] * 4, 1)
-    assert judged(slow, commits=[0, 0, 1, 1, 2, 2, 2, 2]) == [(Kind.REGRESSION, "c002")]
-
-
-def test_one_early_value_of_a_commit_does_not_excuse_it() -> None:
-    values = noisy([100.0] * 5 + [110.0] * 4, 2)
-    assert (Kind.REGRESSION, "c004") in judged(values, commits=[0, 1, 2, 3, 4, 4, 4, 4, 4])
-
-
-def test_after_the_machine_moved_the_next_commit_is_held_against_its_new_speed() -> None:
-    moved = noisy([100.0] * 4 + [110.0] * 5, 3)
-    assert [kind for kind, _ in judged(moved, commits=[0, 0, 0, 0, 0, 0, 1, 2, 3])] == [Kind.MACHINE]
-    worse = moved + noisy([125.0] * 3, 4)
-    assert (Kind.REGRESSION, "c004") in judged(worse, commits=[0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6])
-
-
-def test_a_count_that_changes_within_one_commit_is_a_regression_still() -> None:
-    assert judged([7, 7, 7, 8], exact=True, commits=[0] * 4) == [(Kind.REGRESSION, "c000")]
 
 
 def test_an_improvement_is_told_and_does_not_fail() -> None:
